@@ -89,8 +89,8 @@ void MoeMlp::route(Ctx& ctx, int layer, int64_t N, bool again) {
 }
 
 MoeMlp::Order MoeMlp::order_memory(int64_t N) const {
-    return {.offsets = model_.scratch(Dtype::kInt32, here() + 1), .row_slots = buffers_.scratch(kRowSlots, N),
-            .slot_rows = buffers_.scratch(kSlotRows, N)};
+    return {.offsets = model_.scratch(Dtype::kInt32, here() + 1),
+            .row_slots = buffers_.scratch(kRowSlots, row_tokens(N)), .slot_rows = buffers_.scratch(kSlotRows, N)};
 }
 
 void MoeMlp::sort(Ctx& ctx, int layer, const Order& order, int64_t N) {
@@ -123,7 +123,7 @@ LinearOperand MoeMlp::gathered(Ctx& ctx, const Order& order, Fp8Role role, const
     LinearOperand out;
     if (in.scale_inv)
         out.fp8.rowwise = model_.fp8.alloc_operand(role, Fp8Layout::kRowwise, R(N), C, model_.take_scratch());
-    else out.unquantized = buffers_.scratch(kRows, N);
+    else out.unquantized = buffers_.scratch(kRows, row_tokens(N));
     if (exchange_) exchange_->wait(ctx, in.number);
     ops::gather_rows(ctx, {.out = in.scale_inv ? out.fp8.rowwise.data : out.unquantized, .in = in.data,
                            .slot_rows = order.slot_rows, .N = P() * N, .K = K(), .C = C,
@@ -139,7 +139,7 @@ MoeMlp::Exchanged MoeMlp::sums(Ctx& ctx, GemmLayout layout, int layer, LinearKin
     if (exchange_) arrived.data = buffers_.scratch(kPartial, N), out = buffers_.scratch(kPartial, N);
     {
         Arena::Scope scope(ctx, model_.arena);
-        const Tensor rows = buffers_.scratch(kRows, N);
+        const Tensor rows = buffers_.scratch(kRows, row_tokens(N));
         matmul(ctx, layout, layer, kind, order, rows, in, {}, N);
         ops::combine_rows(ctx, {.out = out, .in = rows, .slot_rows = order.slot_rows,
                                 .experts = buffers_.at(kExperts, layer, N), .N = P() * N, .K = K(),
@@ -204,10 +204,18 @@ void MoeMlp::wgrad(Ctx& ctx, int layer, LinearKind kind, const Order& order, con
     matmul(ctx, GemmLayout::kWgrad, layer, kind, order, {}, A, B, N);
 }
 
+// Where codes are counted, all rows are that there is memory for: those that no token has become blocks of zeros.
+void MoeMlp::clear_counted(Ctx& ctx, const QuantOut& quant) const {
+    if (P() == 1 || !quant.counts || !quant.rowwise) return;
+    device::fill_bytes(ctx, quant.rowwise.data, 0, quant.rowwise.bytes());
+    ops::fill_constant(ctx, {.out = quant.rowwise_scale_inv, .value = 1.0f});
+}
+
 LinearOperand MoeMlp::activation(Ctx& ctx, int layer, const Order& order, int64_t N, bool again) {
     const PendingOperand act = model_.begin_x(model_.linear(layer, LinearKind::kDown), saved_act(layer, N), R(N),
                                               usage(again));
-    ops::expert_activation_forward(ctx, {.kind = config_.activation, .out = act.out, .in = buffers_.at(kUp, layer, N),
+    clear_counted(ctx, act.quant);
+    ops::expert_activation_forward(ctx, {.kind = config_.activation, .out = act.out, .in = up_rows(layer, N),
                                          .weights = buffers_.at(kWeights, layer, N), .row_slots = order.row_slots,
                                          .R = R(N), .F = config_.ffn_hidden_size, .quant = act.quant,
                                          .bias = up_biases(layer, N)});
@@ -225,7 +233,7 @@ std::pair<MoeMlp::Order, LinearOperand> MoeMlp::before_down(Ctx& ctx, int layer,
         const Exchanged x = of_all(ctx, kTokens, layer, norm_.forward(ctx, layer, input, N, usage(again)));
         route(ctx, layer, N, again);
         sort(ctx, layer, order, N);
-        matmul(ctx, GemmLayout::kForward, layer, LinearKind::kUp, order, buffers_.at(kUp, layer, N),
+        matmul(ctx, GemmLayout::kForward, layer, LinearKind::kUp, order, up_rows(layer, N),
                gathered(ctx, order, Fp8Role::kX, x, N), {}, N);
     }
     return {order, activation(ctx, layer, order, N, again)};
@@ -264,7 +272,7 @@ void MoeMlp::recompute(Ctx& ctx, int layer, const NormInput& input, const Device
 LinearOperand MoeMlp::dup_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dys, Tensor dweights,
                                    int64_t N) {
     const Linear linear = model_.linear(layer, LinearKind::kUp);
-    const Tensor in = buffers_.at(kUp, layer, N);
+    const Tensor in = up_rows(layer, N);
     LinearOperand to{.unquantized = in};
     if (linear.fp8)
         to.fp8.rowwise =
@@ -272,9 +280,10 @@ LinearOperand MoeMlp::dup_backward(Ctx& ctx, int layer, const Order& order, cons
     Arena::Scope scope(ctx, model_.arena);
     const Tensor dbias = model_.grad(model_.params_of(layer).experts_up_bias);
     const PendingOperand dup = model_.begin_dy(linear, to, R(N), static_cast<bool>(dbias));
-    const Tensor dact = buffers_.scratch(kDact, N);
+    const Tensor dact = buffers_.scratch(kDact, row_tokens(N));
     matmul(ctx, GemmLayout::kDgrad, layer, LinearKind::kDown, order, dact, dys, {}, N);
     if (exchange_) device::fill_bytes(ctx, dweights.data, 0, dweights.bytes());
+    clear_counted(ctx, dup.quant);
     ops::expert_activation_backward(ctx, {.kind = config_.activation, .din = dup.out, .dweights = dweights,
                                           .dout = dact, .in = in, .weights = buffers_.at(kWeights, layer, N),
                                           .row_slots = order.row_slots, .R = R(N), .F = config_.ffn_hidden_size,

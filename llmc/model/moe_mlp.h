@@ -50,7 +50,14 @@ private:
     int64_t P() const { return exchange_ ? exchange_->ranks : 1; }
     int64_t here() const { return E() / P(); }   // experts of this rank
     int64_t first() const { return exchange_ ? exchange_->rank * here() : 0; }
-    int64_t R(int64_t N) const { return P() > 1 ? model_.options.rows_of_token * N : N * K(); }
+    // There is memory for R(N) rows of N tokens of each rank: those of row_tokens(N). A short pass takes as much as a
+    // micro-batch has, up to all rows that it can get, so that none is left out which --moe-capacity has memory for.
+    int64_t row_tokens(int64_t N) const {
+        if (P() == 1) return N;
+        const int64_t most = P() * N * std::min(K(), here());
+        return std::min(model_.options.max_rows(), ceil_div(most, model_.options.rows_of_token));
+    }
+    int64_t R(int64_t N) const { return P() > 1 ? model_.options.rows_of_token * row_tokens(N) : N * K(); }
     // This rank's shard of what all ranks have of their tokens.
     Tensor own(Tensor all) const {
         const int64_t elems = all.elems / P();
@@ -66,7 +73,8 @@ private:
     }
     RouterForm form() const;
     Tensor x(int layer, int64_t N) const { return norm_.x(layer, N).unquantized; }
-    LinearOperand saved_act(int layer, int64_t N) const { return buffers_.x(kAct, kActFp8, layer, N); }
+    Tensor up_rows(int layer, int64_t N) const { return buffers_.at(kUp, layer, row_tokens(N)); }
+    LinearOperand saved_act(int layer, int64_t N) const { return buffers_.x(kAct, kActFp8, layer, row_tokens(N)); }
 
     void route(Ctx& ctx, int layer, int64_t N, bool again);
     Order order_memory(int64_t N) const;
@@ -77,6 +85,7 @@ private:
     Exchanged sums(Ctx& ctx, GemmLayout layout, int layer, LinearKind kind, const Order& order, Tensor out,
                    const LinearOperand& in, int64_t N, bool accumulate);
     void combine(Ctx& ctx, Tensor out, const Exchanged& sums, int64_t width, bool accumulate);
+    void clear_counted(Ctx& ctx, const QuantOut& quant) const;
     LinearOperand activation(Ctx& ctx, int layer, const Order& order, int64_t N, bool again);
     LinearOperand dup_backward(Ctx& ctx, int layer, const Order& order, const LinearOperand& dys, Tensor dweights,
                                int64_t N);
@@ -91,7 +100,7 @@ private:
     // The memory of `up` where its gradient is not in its place, for use once the gradient is there.
     Tensor idle_up(int layer, int64_t N) const {
         const Fp8Linear* up = model_.fp8.linear(layer, LinearKind::kUp);
-        return up && !up->bf16_wgrad ? buffers_.at(kUp, layer, N) : Tensor{};
+        return up && !up->bf16_wgrad ? up_rows(layer, N) : Tensor{};
     }
 
     ModelContext& model_;

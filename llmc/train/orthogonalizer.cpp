@@ -87,16 +87,14 @@ void Orthogonalizer::unpack(Ctx& ctx, size_t exchange) {
 }
 
 void Orthogonalizer::start(Ctx& ctx, Ctx& comm, size_t exchange) {
-    moves_ = false;
-    if (owners_.longest(exchange) == 0) return;
+    moves_ = owners_.longest(exchange) > 0;
+    if (!moves_) return;
     const CollectivePurpose purpose(comm, strf("Muon's matrices %zu", exchange));
     Counts received, sent;
     for (int r = 0; r < owners_.ranks(); r++) {
         received.push_back(r == rank() ? 0 : owners_.message(exchange, r, rank()).elems);
         sent.push_back(r == rank() ? 0 : owners_.message(exchange, rank(), r).elems);
     }
-    for (const Counts& counts : {sent, received})
-        moves_ = moves_ || *std::max_element(counts.begin(), counts.end()) > 0;
     const int64_t elems = owners_.ranks() * owners_.longest(exchange);
     stream_.wait_for_compute(ctx, comm);
     stream_.timed(comm, [&] {

@@ -10,6 +10,7 @@ constexpr int64_t kSequences = 4;
 struct Result {
     double loss = 0;
     std::vector<double> token_losses;
+    std::vector<float> short_losses;
     std::map<std::string, std::vector<double>> dense, experts;   // reduced gradients; of experts of all ranks
     std::map<std::string, Bytes> state;
     StepState step{};
@@ -66,6 +67,9 @@ Result run(Config config, int ranks, int parts, bool same = false) {
         model.trainer->evaluator().token_losses(model.ctx, config.micro_batch_size, config.seq_length, tokens.data(),
                                                 tokens.data(), losses.data(), model.staged);
         result.token_losses.assign(losses.begin(), losses.end());
+        result.short_losses.resize(4);   // of a pass of fewer tokens
+        model.trainer->evaluator().token_losses(model.ctx, 1, 4, tokens.data(), tokens.data(),
+                                                result.short_losses.data(), model.staged);
         result.evaluation_error = model.trainer->router_balance().evaluation_error(model.ctx, comm);
     });
     Result all = results[0];
@@ -229,6 +233,7 @@ TEST_CASE("expert parallel: more rows than --moe-capacity allows skip the step, 
         CHECK(same.evaluation_error == (capacity == 2 ? "" : error));
         CHECK((balanced.step.skip != 0) == (balanced.step.expert_rows > rows));
         if (balanced.step.skip == 0) CHECK(balanced.loss == run(four_ranks(Dtype::kFp32), 4, 1).loss);
+        CHECK(same.short_losses == run(four_ranks(Dtype::kFp32), 4, 2, true).short_losses);   // 16 rows, which fit
     }
 }
 
