@@ -10,7 +10,7 @@ ActivationBuffers::ActivationBuffers(ModelContext& model, std::vector<BufferRow>
             sets.push_back(take(rows_[r], first_layer, layers));
         for (int l = first_layer; l < first_layer + layers; l++)
             buffers_.push_back(shared      ? sets[0]
-                               : offloaded ? sets[static_cast<size_t>(ActivationOffload::set_of(l))]
+                               : offloaded ? sets[static_cast<size_t>(l - first_layer) % sets.size()]
                                            : take(rows_[r], l, 1));
         for (int l = first_layer; offloaded && l < first_layer + layers; l++) offload(static_cast<int>(r), l);
     }

@@ -18,7 +18,9 @@ DeviceBatch DeviceInputs::upload(Ctx& ctx, const HostInputs& host, int64_t B, in
     batch.documents = copy(places_.documents, host.documents, 2 * context_ranks_);
     batch.positions = copy(places_.positions, host.positions);
     batch.position_order = copy(places_.position_order, host.position_order);
-    batch.whole_positions = copy(places_.whole_positions, host.whole_positions, context_ranks_);
+    // FP8 attention alone reads them: the BF16 steps of a run that switches have no memory for them.
+    if (places_.whole_positions)
+        batch.whole_positions = copy(places_.whole_positions, host.whole_positions, context_ranks_);
     return batch;
 }
 

@@ -87,6 +87,13 @@ class SwitchedPrecision(RanksTest):
         self.assertEqual(evals[-1]["loss"], evals[-1]["loss_bf16"])
         self.assertEqual(records(log, "header")[0]["config"]["fp8-final-bf16"], 0.3)
 
+    def test_steps_in_bf16_have_no_memory_for_what_fp8_attention_reads(self):
+        for name in ("train_0", "train_1", "valid"):
+            Path(self.path(name + ".meta.json")).write_text('{"tokenizer": {"separator": 0}}')
+        self.np, self.binary, self.both = 2, LLAMA, ["--context-parallel", "2", "--kv-channels", "64"]
+        steps, _ = self.train("positions", "--fp8-attention", "--reset-position-ids", *BOTH)
+        self.assertEqual(len(steps), STEPS)
+
     def test_the_report_shows_it(self):
         self.np, self.binary, self.both = 1, LLAMA, []
         self.train("shown", "--fp8-recipe", "delayed", *BOTH)

@@ -182,6 +182,9 @@ TEST_CASE("offload activations: the bits are those of a run that keeps them on t
         configs.back().first_last_layers_bf16 = true;   // sets of buffers that layers of both precisions share
         configs.back().num_layers_at_start_in_bf16 = 2;
         configs.back().num_layers_at_end_in_bf16 = 1;
+        configs.push_back(deep(1, Fp8Recipe::kNone, recompute, 6));   // two layers of experts after four others
+        configs.back().shape.num_experts = 4, configs.back().shape.dense_layers = 4;
+        configs.back().shape.dense_ffn_size = 48, configs.back().shape.qk_norm = true;
         for (const Config& config : configs) {
             CAPTURE(static_cast<int>(config.fp8_recipe));
             const int ranks = config.fp8_recipe == Fp8Recipe::kBlockwise ? 2 : 1;

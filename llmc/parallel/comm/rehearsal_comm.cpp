@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "llmc/base/check.h"
+#include "llmc/ops/op_cost.h"
 
 void RehearsalComm::abort(int exit_code) { std::exit(exit_code); }
 
