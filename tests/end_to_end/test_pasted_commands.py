@@ -114,7 +114,7 @@ RUN = {
                              ("long", "long"), ("70b", "70b"), ("experts", "experts"), ("70b-resident", "70b-resident"),
                              ("int8-forward", "int8"), ("llama3-small", "small"),
                              ("gpt2-recipes", "recipes"), ("gpt2-1558M", "1558M"), ("gpt2", "gpt2"),
-                             ("formats", "formats"),
+                             ("formats", "formats"), ("muon", "muon"),
                              ("modern-gpt2", "modern"), ("margins", "margins"), ("finetune", "finetune"))},
     "scripts/compare --table gpt2-recipes --train-iters 2000 --out runs/losses": {"more": "--dry-run"},
     "scripts/compare --run 'a=./train_gpt2 --model gpt2-124M ...' --run 'b=./train_gpt2 ...' --out runs/ab": {
