@@ -39,7 +39,7 @@ void Orthogonalizer::run(Ctx& ctx, const StepState* state) {
     start(ctx, comm, 0);
     for (size_t exchange = 0; exchange < owners_.exchanges(); exchange++) {
         const bool last = exchange + 1 == owners_.exchanges();
-        if (!last || moves_) wait(ctx, comm);   // before send_ changes, too: after the last one by activations
+        wait(ctx, comm);   // also before send_ and receive_ change, after the last one by other users of their memory
         if (!last) pack(ctx, exchange + 1, result);
         unpack(ctx, exchange);
         if (!last) start(ctx, comm, exchange + 1);
@@ -87,8 +87,7 @@ void Orthogonalizer::unpack(Ctx& ctx, size_t exchange) {
 }
 
 void Orthogonalizer::start(Ctx& ctx, Ctx& comm, size_t exchange) {
-    moves_ = owners_.longest(exchange) > 0;
-    if (!moves_) return;
+    if (owners_.longest(exchange) == 0) return;
     const CollectivePurpose purpose(comm, strf("Muon's matrices %zu", exchange));
     Counts received, sent;
     for (int r = 0; r < owners_.ranks(); r++) {

@@ -61,6 +61,5 @@ private:
     NewtonSchulzBuffers buffers_;   // between rounds x has the results of the latest one
     OwnedEvent done_;      // the latest exchange, on the side stream; null without one
     int64_t number_ = 0;   // of that event
-    bool moves_ = false;   // whether there was that exchange: copy engines write receive_ even if its counts are 0
     const Tensor new_rows_;   // as the state by row: new values of this rank's matrices, else 0
 };

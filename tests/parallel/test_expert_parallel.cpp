@@ -218,6 +218,30 @@ TEST_CASE("expert parallel: initial values depend neither on the parts nor on th
         }
 }
 
+// Without clipping, the state of an expert after the first step depends on its own gradient alone.
+TEST_CASE("expert parallel: every micro-batch counts for experts, at every level of ZeRO") {
+    Config config = four_ranks(Dtype::kFp32);
+    config.expert_parallel = 4, config.micro_batch_size = 1, config.global_batch_size = 8, config.clip_grad = 0;
+    std::map<std::string, Bytes> expected;
+    for (int64_t zero : {1, 2, 3}) {
+        CAPTURE(zero);
+        config.zero = zero;
+        std::map<std::string, Bytes> state;
+        std::mutex mutex;
+        LocalRanks(4).run([&](Comm& comm) {
+            TestModel model(config, true, &comm);
+            model.set_random_batch(config.global_batch_size, 5);
+            model.step();
+            const std::lock_guard lock(mutex);
+            add_state(model, state);
+        });
+        std::erase_if(state, [](const auto& row) { return row.first.find(".experts.") == std::string::npos; });
+        CHECK(!state.empty());
+        if (expected.empty()) expected = state;
+        CHECK(state == expected);
+    }
+}
+
 TEST_CASE("expert parallel: more rows than --moe-capacity allows skip the step, and are counted") {
     for (double capacity : {1.0, 1.5, 2.0}) {
         Config config = four_ranks(Dtype::kFp32);
