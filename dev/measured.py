@@ -33,7 +33,7 @@ class Rows:
 
     def __init__(self, folders, published, up="", text=""):
         """published: rows of dev/peers/published.csv; up: from a document to the root; text: of a block so far."""
-        self.found, self.used, self.published, self.up, self.text = {}, set(), published, up, text
+        self.found, self.used, self.published, self.up, self.text = {}, {}, published, up, text
         for folder in folders:
             rows = read_rows(folder)
             if not rows:
@@ -54,7 +54,7 @@ class Rows:
         if (machine, table, name) not in self.found:
             raise Missing(f"{machine} {table} {name}")
         folder, row = self.found[machine, table, name]
-        self.used.add(folder)
+        self.used[machine, table, name] = folder
         return row
 
     def names(self, machine, table):
@@ -99,25 +99,31 @@ class Documents:
             raise InputError(f"blocks of the documents: {sorted(self.seen)}, of measured_blocks.py: {sorted(BLOCKS)}")
 
     def rendered(self, name, folders, text):
-        """The block from the rows of these folders."""
+        """The block from the rows of these folders, and the rows that it has."""
         rows = Rows(folders, self.published, "../" * self.document.count("/"), text)
         text = BLOCKS[name](rows)
         if name == "pictures":
             self.wanted.update((path, draw(rows)) for path, (draw, _) in PICTURES.items())
-        of = "".join(f" of {folder}" for folder in sorted(folder.name for folder in rows.used))
-        return f"<!-- measured: {name}{of} -->{text}<!-- end -->"
+        of = "".join(f" of {folder}" for folder in sorted({folder.name for folder in rows.used.values()}))
+        return f"<!-- measured: {name}{of} -->{text}<!-- end -->", rows.used
 
     def block(self, match):
         name, of, text = match.groups()
         self.seen.append(name)
         if name not in BLOCKS:
             raise InputError(f"{self.document}: {name}: no block of measured_blocks.py")
+        before, had = self.rendered(name, [self.root / "dev" / "results" / it for it in of.split(" of ")[1:]],
+                                    text) if of else ("", ())
         try:
-            return self.rendered(name, self.newest, text)
+            block, has = self.rendered(name, self.newest, text)
+            for row in had:
+                if row not in has:   # a block may leave out what is not measured, but not lose what it had
+                    raise Missing(" ".join(row))
+            return block
         except Missing as missing:
             self.kept.append(f"{name}: {missing} is not measured")
             if of:
-                return self.rendered(name, [self.root / "dev" / "results" / it for it in of.split(" of ")[1:]], text)
+                return before
             if DATED.search(text):
                 return match[0]
             raise InputError(f"{self.document}: {name}: {missing} is not measured, and the text does not say of which "

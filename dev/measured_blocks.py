@@ -91,6 +91,7 @@ SUMMARY = [
     ("Llama-3-8B, T 8192", "h200-x4", "llama3-8b", ("bf16", "delayed", "delayed-head-attention")),
     ("Llama-3-8B, long sequences", "h200-x4", "context", ("131072", "131072-fp8-attention", "262144")),
     ("Llama-3.1-70B", "h200-x4", "70b", ("delayed", "delayed-head-attention")),
+    ("Qwen3-30B-A3B, T 4096", "h200-x4", "experts", ("bf16-capacity", "blockwise-capacity")),
     ("Llama-3-8B, T 8192", "h100-x4", "8b-h100", ("bf16", "delayed", "delayed-head-attention")),
 ]
 
@@ -117,6 +118,8 @@ BESIDE = [
     ("8B, T 262,144", dict(model="-8B", seq_length=262144), [
         ("h200-x4", "context", f"262144{suffix}") for suffix in ("", "-fp8-attention")]),
     ("70B", dict(model="-70B"), [("h200-x4", "70b", name) for name in ("delayed", "delayed-head-attention")]),
+    ("Qwen3-30B-A3B, T 4096", dict(model="Qwen3-30B-A3B"), [("h200-x4", "experts", f"{name}-capacity")
+                                                            for name in ("bf16", "blockwise")]),
     ("GPT-2 124M", dict(model="124M"), [("h200-x1", "gpt2-recipes", name)
                                         for name in ("bf16", "delayed", "delayed-head")]),
     ("GPT-2 1558M", dict(model="1558M"), [("h200-x1", "gpt2-1558M", name) for name in ("bf16", "delayed")]),

@@ -172,6 +172,9 @@ class MeasuredTest(FolderTest):
                          (" of 2026-12-02-h200-x1", " of 2026-12-01-h200-x4"))
         self.assertEqual(self.block("guide-megatron")[2], " of 2026-12-01-h200-x1 of 2026-12-01-h200-x4")
         self.assertIn("commit bbbbbbb", self.block("8b-1")[3])
+        # A block that leaves out what is not measured loses no row that it had.
+        self.assertIn("beside: h100-x4 8b-h100 bf16 is not measured", documents.kept)
+        self.assertIn(" of 2026-12-01-h100-x4", self.block("beside")[2])
         # The text that was kept is still checked against its rows.
         self.change("docs/guides.md", self.block("guide-megatron")[3], self.block("guide-megatron")[3] + "\n")
         self.assertIn("guide-megatron", "".join(self.documents().differences()))
