@@ -27,7 +27,7 @@ template <typename Body> inline void for_elements(int64_t n, Body&& body) {
     });
 }
 // The same for rows, of `elems` elements in all, or other parts that take longer.
-template <typename Body> inline void parallel_for(int64_t n, int64_t elems, Body&& body) {
+template <typename Body> inline void parallel_for(int64_t n, [[maybe_unused]] int64_t elems, Body&& body) {
 #pragma omp parallel for schedule(static) if (elems >= kParallelElems)
     for (int64_t i = 0; i < n; i++) body(i);
 }

@@ -91,6 +91,7 @@ void transpose_scaled(Ctx&, const TransposeScaledArgs& args) {
                              * args.in_scale_inv.as<float>()[c / kScaleBlock * R + r]);
         }
     apply_quant(quant, x.get(), P, C);
+    if (args.counts) args.counts->elems -= static_cast<uint64_t>((P - offsets[args.E] + offsets[0]) * C);
 }
 
 }  // namespace cpu

@@ -341,6 +341,14 @@ void combine_rows(Ctx&, const CombineRowsArgs& args) {
     });
 }
 
+// Quantizes all rows, of which those of no token are zeros, and counts those of tokens.
+static void quantize_rows_of_tokens(const QuantResult& result, Fp8Counts* counts, const Tensor& row_slots, int64_t C) {
+    result.quantize();
+    if (!counts) return;
+    const auto* slots = row_slots.as<int32_t>();
+    counts->elems -= static_cast<uint64_t>(C * std::count(slots, slots + row_slots.elems, -1));
+}
+
 void expert_activation_forward(Ctx&, const ExpertActivationForwardArgs& given) {
     constexpr const char* kOp = "expert_activation_forward";
     ExpertActivationForwardArgs args = given;
@@ -354,7 +362,7 @@ void expert_activation_forward(Ctx&, const ExpertActivationForwardArgs& given) {
         check_tensor(kOp, "weights", args.weights, stat_dtype<T>, args.weights.elems);
         with_expert_activation(args.kind, [&](auto function) { activation_row<T>(function, args, r); });
     });
-    result.quantize();
+    quantize_rows_of_tokens(result, given.quant.counts, args.row_slots, args.F);
 }
 
 void expert_activation_backward(Ctx&, const ExpertActivationBackwardArgs& given) {
@@ -371,7 +379,7 @@ void expert_activation_backward(Ctx&, const ExpertActivationBackwardArgs& given)
             check_tensor(kOp, "weights", t, stat_dtype<T>, args.weights.elems);
         with_expert_activation(args.kind, [&](auto function) { activation_backward_row<T>(function, args, r); });
     });
-    result.quantize();
+    quantize_rows_of_tokens(result, given.quant.counts, args.row_slots, 2 * args.F);
 }
 
 void expert_bias_backward(Ctx&, const ExpertBiasBackwardArgs& args) {

@@ -17,7 +17,8 @@ template <typename Args> AttentionShape check_shape(const char* op, const Args& 
     if (a.sinks) expect(a.sinks, a.qkv.dtype, a.NH, op);
     return {.B = a.B, .T = a.T, .NH = a.NH, .NKV = a.NKV, .HS = a.HS, .softmax_mul = a.softmax_mul,
             .softcap = a.softcap, .documents = a.documents,
-            .window = static_cast<int>(a.window == 0 ? a.T : std::min(a.window, a.T)), .sinks = a.sinks.data};
+            .window = static_cast<int>(a.window == 0 ? a.T : std::min(a.window, a.T)),
+            .sinks = a.sinks ? a.sinks.data : nullptr};
 }
 
 constexpr int kSinkThreads = 512;

@@ -16,10 +16,7 @@ unsigned warp_grid(int64_t rows) { return grid_size(ceil_div(rows, kWarps)); }
 template <typename T, int kWidth, bool kQuant> class RowOutput {
 public:
     __device__ RowOutput(T* out, const TileOut& quant) : out_(out), quant_(quant) {
-        if constexpr (!kQuant) return;
-        if (quant.record) seen_ = quant.entry->amax_bits;
-        if (quant.counts && blockIdx.x + threadIdx.x == 0)
-            atomicAdd(&quant.counts->elems, static_cast<unsigned long long>(quant.N * quant.C));
+        if (kQuant && quant.record) seen_ = quant.entry->amax_bits;
     }
     // Elements of row r of C from column c on; not valid: this lane has none.
     __device__ void put(const float (&x)[kWidth], int64_t r, int64_t C, int64_t c, bool valid) {
@@ -30,7 +27,10 @@ public:
         if constexpr (!kQuant) return;
         if (quant_.record || quant_.first_nonfinite)
             AmaxOut{quant_.entry, quant_.first_nonfinite, quant_.event}.add(amax_, seen_);
-        if (quant_.counts) tally_.flush_to(quant_.counts);
+        if (!quant_.counts) return;
+        tally_.flush_to(quant_.counts);
+        const uint32_t elems = __reduce_add_sync(0xffffffffu, elems_);
+        if (threadIdx.x % kLanes == 0) atomicAdd(&quant_.counts->elems, static_cast<unsigned long long>(elems));
     }
 
 private:
@@ -44,13 +44,14 @@ private:
         const uint2 codes = to_fp8x8<Dtype::kE4m3>(x, block.scale);
         if (quant_.counts) tally_.add_cast<Dtype::kE4m3>(x, mine, block.scale, codes);
         if (!valid) return;
+        elems_ += kWidth;
         *reinterpret_cast<uint2*>(quant_.rowwise + r * C + c) = codes;
         if (c % kTile == 0) quant_.rowwise_scale_inv[c / kTile * quant_.N + r] = block.scale_inv;
     }
 
     T* out_;
     const TileOut& quant_;
-    uint32_t amax_ = 0, seen_ = ~0u;
+    uint32_t amax_ = 0, seen_ = ~0u, elems_ = 0;
     CastTally tally_;
 };
 

@@ -229,8 +229,7 @@ TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
     if (out) expect(out, Dtype::kBf16, N * C, op);
     for (const Tensor* t : {&quant.rowwise, &quant.transposed, &out}) expect_aligned(*t, op);
     const bool current = quant.scaling == Scaling::kCurrent;
-    return {.out = out.as<bf16>(), .rowwise = static_cast<uint8_t*>(quant.rowwise.data),
-            .transposed = static_cast<uint8_t*>(quant.transposed.data),
+    return {.out = out.as<bf16>(), .rowwise = codes_of(quant.rowwise), .transposed = codes_of(quant.transposed),
             .rowwise_scale_inv = tensor || !quant.rowwise ? nullptr : quant.rowwise_scale_inv.as<float>(),
             .transposed_scale_inv = tensor || !quant.transposed ? nullptr : quant.transposed_scale_inv.as<float>(),
             .entry = quant.entry, .counts = quant.copies() ? quant.counts : nullptr,

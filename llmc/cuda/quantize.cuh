@@ -70,6 +70,9 @@ __global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>,
 
 // ---- host
 
+// Codes of an optional tensor, which may have an address without elements.
+inline uint8_t* codes_of(const Tensor& tensor) { return tensor ? static_cast<uint8_t*>(tensor.data) : nullptr; }
+
 // Checks a request and converts it for the kernels. `out`: the bf16 output X, or empty.
 TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C, const char* op);
 

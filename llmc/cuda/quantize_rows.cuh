@@ -44,8 +44,8 @@ struct RowsOut {
     bool record, e5m2;
 };
 inline RowsOut rows_out(const QuantOut& quant, int64_t N, int64_t C) {
-    return {static_cast<uint8_t*>(quant.rowwise.data), static_cast<uint8_t*>(quant.transposed.data), quant.entry,
-            quant.counts, quant.first_nonfinite, N, C, quant.event, quant.record,
+    return {codes_of(quant.rowwise), codes_of(quant.transposed), quant.entry, quant.counts, quant.first_nonfinite,
+            N, C, quant.event, quant.record,
             (quant.rowwise ? quant.rowwise : quant.transposed).dtype == Dtype::kE5m2};
 }
 // Every producer's first check; tile_out has the others.

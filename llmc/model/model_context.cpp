@@ -108,7 +108,7 @@ PendingOperand ModelContext::begin_dy(const Linear& linear, const LinearOperand&
     else dy.separate_dbias = linear.dbias;
     if (const Fp8Linear* own = linear.fp8) {
         dy.operand.fp8.rowwise = fp8.operand_of(*own, Fp8Role::kDy, to.fp8.rowwise, N, linear.out);
-        if (to.fp8.transposed.data && own->experts == 1)   // experts transpose the rows that they gather
+        if (to.fp8.transposed.data && !own->of_experts)   // experts transpose the rows that they gather
             dy.operand.fp8.transposed = fp8.operand_of(*own, Fp8Role::kDy, to.fp8.transposed, linear.out, N);
         quantize(dy, *own, Fp8Role::kDy, keep_unquantized);
     }

@@ -199,6 +199,6 @@ struct TransposeScaledArgs {
     Tensor in;                     // (R, C) E4M3
     Tensor in_scale_inv;           // (ceil(C / 128), R) fp32, powers of two: kBlock1x128
     Tensor offsets;                // (E + 1) int32, as of GroupedGemmArgs
-    Fp8Counts* counts = nullptr;   // += of C * P values, of which `flushed` became 0; optional
+    Fp8Counts* counts = nullptr;   // += of the values of all rows, of which `flushed` became 0; optional
     int64_t R, C, E;               // R: that there is memory for; C a multiple of 16
 };

@@ -415,4 +415,46 @@ TEST_CASE("gpu moe: activations of experts give the same as quantize on their bf
                 }
 }
 
+TEST_CASE("gpu moe: activations of experts count the codes of rows of tokens, and no others") {
+    const int64_t R = 515;
+    for (int64_t F : {16, 144, 1040})
+        for (bool backward : {false, true}) {
+            const int64_t C = backward ? 2 * F : F;
+            OpCase c(strf("%lld rows, F %lld, backward %d", ll(R), ll(F), backward), Dtype::kBf16);
+            c.random("in", Kind::kWork, R * 2 * F);
+            c.random("dout", Kind::kWork, R * F);
+            c.random("weights", Kind::kStat, R);
+            c.add("dweights", Kind::kFixed, HostTensor(Dtype::kFp32, R));
+            c.add("slots", Kind::kFixed, random_slots(R, true));
+            c.add("codes", Kind::kFixed, HostTensor(Dtype::kE4m3, R * C));
+            c.add("scales", Kind::kFixed, HostTensor(Dtype::kFp32, scale_blocks(C) * R));
+            HostTensor counts(Dtype::kInt32, sizeof(Fp8Counts) / 4);
+            std::memset(counts.data(), 0, sizeof(Fp8Counts));
+            c.add("counts", Kind::kFixed, counts);
+            const auto quant = [](auto view) {
+                return QuantOut{.rowwise = view("codes"), .granularity = Granularity::kBlock1x128,
+                                .rowwise_scale_inv = view("scales"), .counts = object_in<Fp8Counts>(view("counts"))};
+            };
+            if (backward)
+                c.run_same_types(cuda::expert_activation_backward, cpu::expert_activation_backward, [&](auto view) {
+                    return ExpertActivationBackwardArgs{
+                        .kind = Activation::kSwiglu, .din = {}, .dweights = view("dweights"), .dout = view("dout"),
+                        .in = view("in"), .weights = view("weights"), .row_slots = view("slots"), .R = R, .F = F,
+                        .quant = quant(view), .bias = {}};
+                });
+            else
+                c.run_same_types(cuda::expert_activation_forward, cpu::expert_activation_forward, [&](auto view) {
+                    return ExpertActivationForwardArgs{
+                        .kind = Activation::kSwiglu, .out = {}, .in = view("in"), .weights = view("weights"),
+                        .row_slots = view("slots"), .R = R, .F = F, .quant = quant(view), .bias = {}};
+                });
+            for (HostTensor after : {c.on_gpu("counts"), c.on_cpu("counts")}) {
+                Fp8Counts found;
+                std::memcpy(&found, after.data(), sizeof found);
+                CHECK_EQ(found.elems, static_cast<unsigned long long>((R - R / 3) * C));
+                CHECK_EQ(found.nonfinite, 0u);
+            }
+        }
+}
+
 }  // namespace moe_test

@@ -78,6 +78,7 @@ TEST_CASE("cpu transpose_scaled: exact without underflow, otherwise the flushed 
                 CHECK_EQ(others, 0);
                 CHECK_EQ(counts.flushed, static_cast<unsigned long long>(flushed));
                 CHECK_EQ(counts.saturated + counts.nonfinite, 0u);
+                CHECK_EQ(counts.elems, static_cast<unsigned long long>(std::reduce(rows.begin(), rows.end()) * C));
                 if (spread > 0 && rows.size() == 5) CHECK_GT(flushed, 0);
             }
 }

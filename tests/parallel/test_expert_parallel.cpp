@@ -1,5 +1,6 @@
 // Expert parallelism: ranks (here threads) that share the experts compute the same as ranks that have all of them.
 #include "llmc/checkpoint/load.h"
+#include "tests/support/fp8_model_test.h"
 #include "tests/support/zero_test.h"
 
 namespace expert_parallel_test {
@@ -240,6 +241,33 @@ TEST_CASE("expert parallel: every micro-batch counts for experts, at every level
         if (expected.empty()) expected = state;
         CHECK(state == expected);
     }
+}
+
+TEST_CASE("expert parallel: memory of rows that no token has is neither counted nor taken for values that are not finite") {
+    for (Fp8Recipe recipe : {Fp8Recipe::kBlockwise, Fp8Recipe::kBlockwiseBf16Wgrad})
+        for (int64_t experts : {4, 8}) {   // one and two a rank
+            CAPTURE(experts);
+            Config config = fp8_config(fp8_moe(), recipe);
+            config.shape.num_experts = experts, config.expert_parallel = 4, config.seq_length = 48;
+            config.micro_batch_size = 1, config.global_batch_size = 4;
+            std::map<std::string, uint64_t> counted;
+            std::mutex mutex;
+            LocalRanks(4).run([&](Comm& comm) {
+                TestModel model(config, true, &comm);
+                std::vector<char> report(static_cast<size_t>(model.trainer->fp8().report_bytes()));
+                model.staged.fp8_report = report.data(), model.staged.count_fp8 = true;
+                model.set_random_batch(4, 20);
+                model.step();
+                CHECK(model.result.skip == 0);
+                CHECK(model.trainer->fp8().first_nonfinite(report.data()) == "");
+                const std::lock_guard lock(mutex);
+                for (const auto& r : model.trainer->fp8().read_report(report.data())) counted[r.name] += r.counts.elems;
+            });
+            const int64_t layouts = recipe == Fp8Recipe::kBlockwise ? 2 : 1;
+            const int64_t rows = 4 * config.seq_length * config.shape.experts_per_token * layouts;
+            CHECK(counted["1.down.x"] == static_cast<uint64_t>(rows * config.shape.ffn_hidden_size));
+            CHECK(counted["0.up.dy"] == static_cast<uint64_t>(rows * config.shape.ffn_hidden_size * 2));
+        }
 }
 
 TEST_CASE("expert parallel: more rows than --moe-capacity allows skip the step, and are counted") {

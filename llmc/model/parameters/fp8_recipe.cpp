@@ -29,8 +29,8 @@ LinearPlan linear_of(const ParamTable& table, int layer, LinearKind kind, int we
     const Param& p = table.params[static_cast<size_t>(weight)];
     const char* name = linear_kind_name(kind);
     return {.name = kind == LinearKind::kHead ? name : strf("%d.%s", layer, name), .layer = layer, .kind = kind,
-            .weight = weight, .in = p.cols, .out = p.rows / p.experts, .experts = p.experts, .fp8 = true,
-            .reason = ""};
+            .weight = weight, .in = p.cols, .out = p.rows / p.experts, .experts = p.experts,
+            .of_experts = p.experts > 1, .fp8 = true, .reason = ""};
 }
 
 void keep_in_bf16(LinearPlan& linear, const std::string& reason) {

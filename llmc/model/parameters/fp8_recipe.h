@@ -47,6 +47,7 @@ struct LinearPlan {
     int weight = -1;             // number of the parameter in ParamTable
     int64_t in = 0, out = 0;
     int64_t experts = 1;         // Param::experts; in and out are those of one
+    bool of_experts = false;     // also where a rank has one of them
     bool fp8 = false;
     std::string reason;          // why it is in BF16: "--first-last-layers-bf16", "--bf16-linears 3.*", ...
     bool fp8_elsewhere = false;  // it is fp8_forward() in other steps of the run, see Fp8Plan::in_bf16

@@ -110,7 +110,7 @@ void Fp8State::take_weights(const LinearPlan& linear, const FlatLayout& layout, 
         return layer_buffers->transposed(group).slice(in_group, elems);
     };
     linears_.push_back({.number = static_cast<int>(linears_.size()), .param = linear.weight, .in = linear.in,
-                        .out = linear.out, .experts = linear.experts,
+                        .out = linear.out, .experts = linear.experts, .of_experts = linear.of_experts,
                         .weight = linear.fp8_forward() ? alloc_operand(Fp8Role::kWeight, Fp8Layout::kRowwise,
                                                                        linear.out, linear.in, rowwise, linear.experts)
                                                        : Fp8Operand{},
@@ -234,7 +234,7 @@ Fp8Passes Fp8State::passes(const Fp8Linear& linear, Fp8Role role, const Fp8Layou
                   .first_nonfinite = records ? static_cast<uint32_t*>(monitor_.data) : nullptr,
                   .event = event(tensor)};
     // Not all producers also write what they quantize; those of experts do.
-    if (linear.bf16_wgrad && linear.experts == 1) return {.first = {}, .second = cast};
+    if (linear.bf16_wgrad && !linear.of_experts) return {.first = {}, .second = cast};
     if (cast.scaling == Scaling::kDelayed) return {.first = cast};
     QuantOut amax;
     amax.entry = cast.entry;
