@@ -243,7 +243,7 @@ TEST_CASE("expert parallel: every micro-batch counts for experts, at every level
     }
 }
 
-TEST_CASE("expert parallel: memory of rows that no token has is neither counted nor taken for values that are not finite") {
+TEST_CASE("expert parallel: memory without a row is neither counted nor taken for values that are not finite") {
     for (Fp8Recipe recipe : {Fp8Recipe::kBlockwise, Fp8Recipe::kBlockwiseBf16Wgrad})
         for (int64_t experts : {4, 8}) {   // one and two a rank
             CAPTURE(experts);
