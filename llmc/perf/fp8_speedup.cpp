@@ -19,7 +19,7 @@ double step_ms(Config config, const Fp8Plan* plan, const LinearPlan& linear) {
     config.recompute = Recompute::kNone;
     config.offload.clear();
     config.fp8_recipe = Fp8Recipe::kNone;
-    const ParamTable table = make_param_table(config.shape);
+    const ParamTable table = make_param_table(config);
     Fp8Plan run = make_fp8_plan(config, table);
     if (plan) {
         std::vector<LinearPlan> linears = std::move(run.linears);
