@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 
-# Kinds of findings. loss: saved bytes are lost, or wrong bytes were taken for right ones.
+# Kinds of findings. loss: saved bytes are lost, or others than expected.
 KINDS = ("signal", "hang", "loss", "code", "text", "left behind")
 MARK = "HOSTILE_DRILL"   # in the environment of every process of a case
 # Words of libraries or languages that a user must never see.

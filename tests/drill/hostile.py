@@ -3,9 +3,10 @@ code 2 (5 for a checkpoint), or works as it should. tests/fuzz/ has shards, mode
 tests/python/test_hostile_*.py the inputs of scripts."""
 import json
 import os
+from pathlib import Path
 
-from tests.drill.corruptions import change_json, read, write
 from tests.python.test_hostile_imports import mutated
+from tests.python.test_hostile_logs import with_other_fields
 from tests.support.train import GPT2, LLAMA, make_tokens, write_hellaswag, write_shard
 
 TEXTS = ("", " ", "-", "--", "\x1b[31mred\x1b[0m", "a\tb\rc", "\u202egnp.exe", "x" * 100000, "%s%s%n",
@@ -13,6 +14,14 @@ TEXTS = ("", " ", "-", "--", "\x1b[31mred\x1b[0m", "a\tb\rc", "\u202egnp.exe", "
          "nan", "inf", "-inf", "1e400", "-1", "0", "00", "1e-400", "9223372036854775808",
          "-9223372036854775809", "1.5", "0x10", "1_000", "1,5", "true", "\udcff\udcfe", "\U0001f600",
          "a" * 300, "[" * 5000, "{" * 5000, "*" * 200, "step-00000001")
+
+
+def read(case, name):
+    return Path(case.path(name)).read_bytes()
+
+
+def write(case, name, content):
+    Path(case.path(name)).write_bytes(content)
 
 
 def prepare(shared):
@@ -24,8 +33,6 @@ def prepare(shared):
     shared.hostile = case
     write_shard(case.path("good.bin"), make_tokens(1000, 1))
     write_hellaswag(case.path("hellaswag.bin"), 6, 12)
-    write(case.path("sidecar.json"), json.dumps({"vocab_size": 61, "document_offsets": [0, 100], "tokenizer": {
-        "name": "bytes", "sha256": "0" * 64, "separator": 60}}).encode())
 
 
 def deep(case):
@@ -40,10 +47,7 @@ def deep(case):
 def tree_text(case, tree):
     if case.draw.random() < 0.4:
         return deep(case)
-    tree = json.loads(json.dumps(tree))
-    for _ in range(case.draw.choice((1, 1, 2))):
-        change_json(case, tree) if tree else None
-    return json.dumps(tree).encode()
+    return with_other_fields(case.draw, json.dumps(tree).encode())
 
 
 def options(shared, case):
@@ -56,21 +60,23 @@ def options(shared, case):
 
 
 def option_file(shared, case):
-    write(case.path("run.json"), tree_text(case, {"lr": 1e-3, "seed": 3, "save": "out", "train_iters": 1,
-                                                  "train_data": ["a.bin", "b.bin"], "model": "gpt2-tiny"}))
+    write(case, "run.json", tree_text(case, {"lr": 1e-3, "seed": 3, "save": "out", "train_iters": 1,
+                                             "train_data": ["a.bin", "b.bin"], "model": "gpt2-tiny"}))
     return [GPT2, "--config", case.path("run.json"), "--train-data", case.path("run.json")]
 
 
 def sidecar(shared, case):
-    write(case.path("shard.bin"), read(shared.hostile.path("good.bin")))
-    write(case.path("shard.meta.json"), tree_text(case, json.loads(read(shared.hostile.path("sidecar.json")))))
+    write(case, "shard.bin", read(shared.hostile, "good.bin"))
+    write(case, "shard.meta.json", tree_text(case, {
+        "vocab_size": 61, "document_offsets": [0, 100],
+        "tokenizer": {"name": "bytes", "sha256": "0" * 64, "separator": 60}}))
     return [*shared.command(GPT2), "--train-iters", "1", "--train-data", case.path("shard.bin"),
             *case.draw.choice(([], ["--reset-attention-mask"]))]
 
 
 def hellaswag(shared, case):
-    seed = read(shared.hostile.path("hellaswag.bin"))
-    write(case.path("hellaswag.bin"), mutated(case.draw, seed, [seed]))
+    seed = read(shared.hostile, "hellaswag.bin")
+    write(case, "hellaswag.bin", mutated(case.draw, seed, [seed]))
     return [*shared.command(GPT2), "--train-iters", "1", "--hellaswag-data", case.path("hellaswag.bin"),
             "--eval-interval", "1"]
 
@@ -81,12 +87,12 @@ KINDS = ((options, 8), (option_file, 4), (sidecar, 3), (hellaswag, 2))
 
 def trial(shared, case):
     make = case.draw.choices([kind for kind, _ in KINDS], [weight for _, weight in KINDS])[0]
-    write(case.path("precious"), b"mine")
+    write(case, "precious", b"mine")
     command = make(shared, case)
     # It is a finding if an input makes a program use all memory of the machine or run for very long.
     code, _, error = case.run(command, seconds=60, limits=(("AS", 6 << 30), ("FSIZE", 1 << 28)))
     case.judge(code, error, {0, 2, 5, 7})
     if os.path.exists(case.path("pwned")):
         case.found("code", "a value was run as a command")
-    if read(case.path("precious")) != b"mine":
+    if read(case, "precious") != b"mine":
         case.found("loss", "a file of the user was overwritten")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The hostile drill: kills, corruptions and hostile input, by chance from a seed.
+"""The hostile drill: kills and hostile input, by chance from a seed.
 
     make drill                                   the whole of it, an hour at most on two cores
     tests/drill/run.py --scale 0.1               a tenth of it, as in make test-full
@@ -16,14 +16,14 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-from tests.drill import corruptions, hostile, kills  # noqa: E402
+from tests.drill import hostile, kills  # noqa: E402
 from tests.drill.case import KINDS, Case  # noqa: E402
 from tests.support.train import LLAMA, SHAPE, make_tokens, write_shard  # noqa: E402
 
 # Name, module with prepare(shared), what one trial does, and how many of them the whole drill has.
 PARTS = (
     ("kills", kills, kills.trial, 500), ("suspended ranks", kills, kills.suspended_rank, 60),
-    ("corruptions", corruptions, corruptions.trial, 1500), ("hostile input", hostile, hostile.trial, 2000),
+    ("hostile input", hostile, hostile.trial, 2000),
 )
 
 

@@ -23,10 +23,10 @@ def with_other_fields(chance, text):
     for _ in range(chance.choice([1, 2, 5])):
         at = chance.randrange(len(lines))
         try:
-            record = json.loads(lines[at])
-        except ValueError:
+            inner = record = json.loads(lines[at])
+            key = chance.choice(list(record))
+        except (ValueError, IndexError):   # no fields
             continue
-        inner, key = record, chance.choice(list(record))
         while chance.random() < 0.7 and inner[key]:
             below = chance.choice(inner[key]) if isinstance(inner[key], list) else inner[key]
             if not isinstance(below, dict) or not below:

@@ -5,7 +5,6 @@ import os
 import shutil
 from pathlib import Path
 
-from llmfp8.support import xxh3
 from tests.support.folder import LFS_POINTER
 from tests.support.train import make_tokens, write_hellaswag, write_shard
 
@@ -85,21 +84,6 @@ def write_other():
     write("file", "x")
     write("notes.txt", "some text and more words\n" * 30)
     os.mkfifo("fifo")
-
-
-def contradict(checkpoint, change_state=lambda state: None, change_files=lambda files: None):
-    """Changes state.json and manifest.json, with correct checksums."""
-    def read(name):
-        return json.loads(Path(f"{checkpoint}/{name}").read_text())
-    state, manifest = read("state.json"), read("manifest.json")
-    change_state(state)
-    write(f"{checkpoint}/state.json", json.dumps(state))
-    text = json.dumps(state).encode()
-    manifest["files"]["state.json"] = {"bytes": len(text), "xxh3": xxh3(text)}
-    change_files(manifest["files"])
-    del manifest["xxh3"]
-    manifest["xxh3"] = xxh3(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode())
-    write(f"{checkpoint}/manifest.json", json.dumps(manifest, sort_keys=True, indent=2) + "\n")
 
 
 def damage(root, copy, steps):
