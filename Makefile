@@ -101,20 +101,13 @@ NVCC_FLAGS := -std=c++20 -O3 -gencode=arch=compute_$(ARCH),code=$(CODE) -lineinf
               -ccbin $(CXX) -Xcompiler $(subst $() ,$(comma),$(strip $(WARNINGS) $(CODEGEN))) \
               $(if $(WERROR),-Werror all-warnings)
 
-# Fuzzers: libFuzzer where clang++ is installed, else the same entry point under g++ with a main that mutates blindly.
-FUZZ_CXX ?= $(shell command -v clang++ 2>/dev/null)
+# Fuzzers need libFuzzer, which comes with clang++.
+FUZZ_CXX ?= clang++
 FUZZ_SRC := $(LLMC_CXX)
 FUZZ_OBJ := $(FUZZ_SRC:%.cpp=$(OBJ)/fuzz/%.o)
 FUZZ_FLAGS := -std=c++20 -O1 -g -march=x86-64-v3 -ffp-contract=off -Wno-unknown-pragmas $(DEFINES) $(DEVICE_DEFINES) \
               -fno-sanitize-recover=all
-ifneq ($(FUZZ_CXX),)
 FUZZ_COMPILE := $(FUZZ_CXX) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined
-FUZZ_LINK := $(FUZZ_CXX) -fsanitize=fuzzer,address,undefined
-else
-FUZZ_COMPILE := $(CXX) $(FUZZ_FLAGS) -fsanitize=address,undefined
-FUZZ_LINK := $(CXX) -fsanitize=address,undefined
-FUZZ_MAIN := $(OBJ)/fuzz/tests/fuzz/blind_fuzz_main.o
-endif
 
 # A change in these texts, for example of ARCH, rebuilds everything.
 FLAGS_TEXT := $(CXX) $(CXX_VERSION) $(CXX_FLAGS) $(NVCC) $(NVCC_VERSION) $(NVCC_FLAGS) $(LIBS) $(FUZZ_COMPILE)
@@ -276,9 +269,9 @@ $(OBJ)/fuzz/%.o: %.cpp $(BUILD)/flags $(HOST)/mpi_flags
 # An archive: each fuzzer links only what it reaches.
 $(BUILD)/fuzz.a: $(FUZZ_OBJ)
 	@rm -f $@; ar rcs $@ $^
-$(addprefix $(BUILD)/,$(FUZZERS)): $(BUILD)/%: $(OBJ)/fuzz/tests/fuzz/%.o $(FUZZ_MAIN) $(BUILD)/fuzz.a
+$(addprefix $(BUILD)/,$(FUZZERS)): $(BUILD)/%: $(OBJ)/fuzz/tests/fuzz/%.o $(BUILD)/fuzz.a
 	@echo "LINK $@"
-	@$(FUZZ_LINK) $^ -o $@ $(MPI_LIBS)
+	@$(FUZZ_CXX) -fsanitize=fuzzer,address,undefined $^ -o $@ $(MPI_LIBS)
 
 # Checks the host code with another compiler, without generating code: make CXX=clang++ syntax
 syntax:
@@ -358,7 +351,7 @@ help:
 	@echo "  make test             install what is missing, build, run the device's tests (5 to 8 minutes on two cores)"
 	@echo "  make test-full        also sanitizers, fuzzing, the long tests, cluster-test and image-test"
 	@echo "  make test-ranks       of the tests, those of several processes over this system's MPI"
-	@echo "  make drill            4,100 random trials: kills, corrupted checkpoints, hostile input (up to an hour)"
+	@echo "  make drill            2,600 random trials: kills, hostile input (up to an hour)"
 	@echo "  make cluster-test     training on two hosts under Slurm and ssh (6 minutes); as root, installs them"
 	@echo "  make image-test       the Dockerfile on a base of its own, and make smoke in it; needs root, no registry;"
 	@echo "                        SUITE=jammy takes another Ubuntu than 24.04"

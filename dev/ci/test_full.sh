@@ -82,7 +82,9 @@ part "TSan" threads
 part "long tests" long_tests
 part "2,000 sets of options" composed_sets
 part "planted faults" dev/ci/planted_faults.py
-if compgen -G "tests/fuzz/fuzz_*.cpp" >/dev/null; then
+if ! command -v clang++ >/dev/null; then
+    echo "=== fuzzing: clang++ is not installed: skipped" >&2
+else
     part "build of the fuzzers" build fuzzers
     for source in tests/fuzz/fuzz_*.cpp; do
         part "fuzzing $(basename "$source" .cpp), $seconds s" fuzz "$(basename "$source" .cpp)"
