@@ -208,7 +208,7 @@ void all_grouped(Ctx& ctx, const std::function<bool(const std::string&)>& wanted
 
 int main(int argc, char** argv) try {
     const auto wanted = [&](const std::string& name) { return argc < 2 || std::strstr(name.c_str(), argv[1]); };
-    Context context(true);
+    Context context;
     std::printf("%s, %s\n", cuda::device_info(0).name.c_str(), cuda::device_info(0).matmul_library.c_str());
     std::printf("%-34s | %16s | %16s | ratio\n", "us, TFLOP/s", "library", "custom");
     for (int64_t n : {1024, 1536, 2048, 3072, 4096, 5120, 8192})

@@ -236,7 +236,7 @@ void print_accuracy(Ctx& ctx) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-    Context context(true);
+    Context context;
     const std::string mode = argc > 1 ? argv[1] : "";
     if (mode == "accuracy") print_accuracy(context.ctx);
     else print_table(context.ctx, argc > 1 ? argv[1] : nullptr);

@@ -1,4 +1,4 @@
-// Shared by the benches of matmuls: random operands, one context per choice of algorithms, alternating timings.
+// Shared by the benches of matmuls: random operands, a context, alternating timings.
 #pragma once
 #include <cuda_fp8.h>
 
@@ -59,12 +59,12 @@ struct Buffers {
     }
 };
 
-// A context whose matmuls search among the library's algorithms, or take its first answer: plans are per context.
+// A context whose matmuls search among the library's algorithms.
 struct Context {
     Ctx ctx;
-    explicit Context(bool search) {
+    Context() {
         cuda::device_open(ctx, 0);
-        cuda::gemm_set_search(ctx, search);
+        cuda::gemm_set_search(ctx, true);
         ctx.gemm->search_custom = false;
     }
     ~Context() { cuda::device_close(ctx); }
