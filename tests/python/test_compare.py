@@ -35,7 +35,7 @@ class Tables(CompareTest):
             self.write(f"{name}.jsonl", [{**log[0], "synthetic_data": True}, *log[1:]])
         self.call("bf16.jsonl", "delayed.jsonl", "--out", "out")
         text = (self.folder / "out" / "compare.md").read_text()
-        self.golden("synthetic.md", text)
+        self.golden("synthetic.md", text, besides="recorded.md")
         self.assertEqual(text.count("SYNTHETIC DATA (bf16, delayed)"), 1)
         for row in self.rows().values():
             self.assertEqual(row["synthetic_data"], "1")
