@@ -1,5 +1,5 @@
 """Several ranks over MPI on the CPU device: errors at their start. test_watch.py has ranks that are lost or not alike,
-test_moe.py equal results for any number of ranks, tests/composition those of other options."""
+tests/composition equal results for any number of ranks."""
 import subprocess
 import unittest
 

@@ -6,12 +6,11 @@ import re
 import shlex
 import shutil
 import signal
-import struct
 import subprocess
 import time
 from pathlib import Path
 
-from tests.support.train import (BUILD, GPT2, LLAMA, ROOT, SIXTY_FOUR, TrainTest, VOCAB, make_tokens, records,
+from tests.support.train import (BUILD, GPT2, LLAMA, ROOT, SIXTY_FOUR, TrainTest, make_tokens, records,
                                  write_hellaswag, write_shard)
 
 
@@ -111,35 +110,13 @@ class Train(TrainTest):
         self.assertIn(f"--train-data '{self.path('train_*.bin')}' --train-iters", command)
 
     def test_a_skipped_step_does_not_prime_fp8(self):
-        # One token has an infinite embedding: steps that read it are skipped, and the others are normal.
-        rare = VOCAB - 1
-        shards = [[t % rare for t in make_tokens(3000, 1)], [t % rare for t in make_tokens(2001, 2)]]
-        self.run_train(LLAMA, "--train-iters", "1", "--save", self.path("run"))
-        model = self.path("run", "step-00000001", "model.safetensors")
-        with open(model, "r+b") as f:
-            header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
-            begin = header["model.embed_tokens.weight"]["data_offsets"][0]
-            f.seek(f.tell() + begin + rare * 32 * 2)
-            f.write(b"\x80\x7f" * 32)   # infinity in BF16
-        os.remove(self.path("run", "step-00000001", "manifest.json"))   # changed on purpose
-        for i in range(0, 3000, 200):
-            shards[0][i] = rare
-        for i, tokens in enumerate(shards):
-            write_shard(self.path(f"train_{i}.bin"), tokens)
         log = self.path("log.jsonl")
-        for seed in range(60):
-            done = self.run_train(LLAMA, "--train-iters", "3", "--load", self.path("run", "step-00000001"), "--seed",
-                                  str(seed), "--fp8-recipe", "delayed", "--save", self.path("fp8"), "--log-file", log)
-            skipped = [r["skipped"] for r in records(log, "step")]
-            state = json.loads(Path(self.path("fp8", "step-00000003", "state.json")).read_text())["fp8"]
-            shutil.rmtree(self.path("fp8"))
-            os.unlink(log)
-            primed = re.search(r"step 1: the first value that is not finite is in micro-batch 0, \d\.\w+\.\w+",
-                               done.stdout)   # the calibration step
-            if skipped == [True, False, False] and primed:
-                break
-        self.assertTrue(primed and skipped == [True, False, False], "no seed skips the first step alone")
+        done = self.run_train(LLAMA, "--train-iters", "3", "--fp8-recipe", "delayed", "--save", self.path("fp8"),
+                              "--log-file", log, faults="nan@step=1")
+        self.assertEqual([r["skipped"] for r in records(log, "step")], [True, False, False])
+        self.assertRegex(done.stdout, r"step 1: the first value that is not finite is in micro-batch 0, \d\.\w+\.\w+")
         self.assertIn("the next step calibrates again", done.stdout)
+        state = json.loads(Path(self.path("fp8", "step-00000003", "state.json")).read_text())["fp8"]
         infinity = 0x7f800000
         self.assertTrue(all(bits < infinity for t in state["tensors"].values() for bits in t["history_bits"]))
         self.assertEqual({t["updates"] for t in state["tensors"].values()}, {3})   # the calibration step and two steps
@@ -241,22 +218,6 @@ class Signals(TrainTest):
         self.assertEqual([r["step"] for r in records(log, "sample")], [0])
         self.run_train(GPT2, *options, "--resume", "auto")
         self.assertEqual([r["step"] for r in records(log, "sample")], [0, 4, 8])
-
-    def test_stop_signal_saves_and_leaves_with_0(self):
-        process = subprocess.Popen(self.command(GPT2, "--train-iters", "100000", "--save", self.path("run"),
-                                                "--log-file", self.path("log.jsonl"), "--log-interval", "1"),
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for line in process.stdout:
-            if line.startswith("step "):
-                break
-        for _ in range(3):   # timeout(1) and batch systems send copies
-            process.send_signal(signal.SIGTERM)
-            time.sleep(0.01)
-        out, err = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 0, err)
-        self.assertEqual(err, "stopping after this step, then saving; again: end now\n")
-        last = records(self.path("log.jsonl"), "step")[-1]["step"]
-        self.assertEqual(self.checkpoints("run"), [f"step-{last:08d}"])
 
     def test_a_second_signal_a_second_later_ends_the_run_at_once(self):
         command = [GPT2, "--model", "gpt2-tiny", "--synthetic-data", "--seq-length", "64", "--micro-batch-size", "2",
