@@ -133,6 +133,14 @@ TEST_CASE("rank options: what ranks cannot share, and what experts and switches 
                              "--seq-length", "16384"}), "have more than 2147483647 rows: lower --micro-batch-size"},
         {1, joined(experts, {"--fp8-recipe", "delayed"}), "--num-experts with FP8 needs --fp8-recipe blockwise"},
         {1, joined(experts, {"--fp8-recipe", "blockwise", "--fp8-format", "hybrid"}), "and its --fp8-format e4m3"},
+        // (2^14 - 2) blocks of 128 rows, less one.
+        {2, joined(experts, {"--fp8-recipe", "blockwise", "--expert-parallel", "2", "--seq-length", "65536",
+                             "--max-position-embeddings", "65536", "--micro-batch-size", "8", "--global-batch-size",
+                             "16"}),
+         "at most 2096895 rows of the experts of a rank, and with --expert-parallel 2 --micro-batch-size 8 x 65536 "
+         "tokens have up to 2097152: lower --micro-batch-size or --moe-capacity"},
+        {1, joined(experts, {"--fp8-recipe", "blockwise", "--hidden-size", "65536", "--ffn-hidden-size", "65536"}),
+         "131072 x 65536 in 0.up, have 524288 tiles of 256 x 256, and fewer than 262144 are supported"},
         {1, joined(experts, {"--moe-router-topk", "5"}), "--moe-router-topk 5 exceeds --num-experts 4"},
         {1, joined(experts, {"--activation", "relu2"}), "transformers has no other class"},
         {1, {"--fp8-final-bf16", "1"}, "--fp8-final-bf16 has no effect: FP8 is off"},

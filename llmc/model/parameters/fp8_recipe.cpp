@@ -149,6 +149,29 @@ void require_chunks_fit(const Config& c, const Fp8Plan& plan) {
             ll(unit));
 }
 
+// The kernel for weight gradients of experts counts the blocks of their rows in 14 bits and its tiles in 18, see
+// kItemBits there. Rows of an expert begin a block.
+void require_expert_gradients_fit(const Config& c, const Fp8Plan& plan) {
+    constexpr int64_t kBlocks = 1 << 14, kTiles = 1 << 18, kTile = 256;
+    const int64_t rows = c.micro_batch_size * c.part_length() * c.expert_rows_of_token();
+    const bool parallel = c.expert_parallel > 1;
+    const std::string experts = parallel ? strf("with --expert-parallel %lld ", ll(c.expert_parallel)) : "";
+    for (const LinearPlan& linear : plan.linears) {
+        if (!linear.fp8 || !linear.of_experts || plan.row().bf16_wgrad) continue;
+        const int64_t here = linear.experts / c.expert_parallel, most = (kBlocks - here) * kScaleBlock - 1;
+        REQUIRE(rows <= most, "--fp8-recipe %s: FP8 weight gradients are of at most %lld rows of the experts of a "
+                "rank, and %s--micro-batch-size %lld x %lld tokens have up to %lld: lower --micro-batch-size%s, raise "
+                "--context-parallel, or give --fp8-recipe blockwise-bf16-wgrad", plan.row().name, ll(most),
+                experts.c_str(), ll(c.micro_batch_size), ll(c.part_length()), ll(rows),
+                parallel ? " or --moe-capacity" : "");
+        const int64_t tiles = here * ceil_div(linear.out, kTile) * ceil_div(linear.in, kTile);
+        REQUIRE(tiles < kTiles, "--fp8-recipe %s: FP8 weight gradients of the %lld experts of a rank, %lld x %lld in "
+                "%s, have %lld tiles of %lld x %lld, and fewer than %lld are supported: raise --expert-parallel, or "
+                "give --fp8-recipe blockwise-bf16-wgrad", plan.row().name, ll(here), ll(linear.out), ll(linear.in),
+                linear.name.c_str(), ll(tiles), ll(kTile), ll(kTile), ll(kTiles));
+    }
+}
+
 // Sampling runs one sequence at a time, whatever the size of the micro-batch.
 void require_samples_fit(const Config& c, const Fp8Plan& plan) {
     const bool fit = plan.row().x == Granularity::kTensor || c.part_length() % kBlockRowAlignment == 0;
@@ -299,6 +322,7 @@ Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8Sp
     keep_where_fp8_loses(config, plan, speedup_of);
     require_any_fp8(plan);
     require_samples_fit(config, plan);
+    require_expert_gradients_fit(config, plan);
     return plan;
 }
 
