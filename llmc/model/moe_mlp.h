@@ -51,11 +51,13 @@ private:
     int64_t here() const { return E() / P(); }   // experts of this rank
     int64_t first() const { return exchange_ ? exchange_->rank * here() : 0; }
     // There is memory for R(N) rows of N tokens of each rank: those of row_tokens(N). A short pass takes as much as a
-    // micro-batch has, up to all rows that it can get, so that none is left out which --moe-capacity has memory for.
+    // micro-batch has, up to all rows that it can get, so that none is left out which --moe-capacity has memory for. A
+    // multiple of 4, which scales of rows in FP8 need.
     int64_t row_tokens(int64_t N) const {
         if (P() == 1) return N;
         const int64_t most = P() * N * std::min(K(), here());
-        return std::min(model_.options.max_rows(), ceil_div(most, model_.options.rows_of_token));
+        const int64_t tokens = ceil_div(most, model_.options.rows_of_token);
+        return std::min(model_.options.max_rows(), round_up(tokens, int64_t{4}));
     }
     int64_t R(int64_t N) const { return P() > 1 ? model_.options.rows_of_token * row_tokens(N) : N * K(); }
     // This rank's shard of what all ranks have of their tokens.

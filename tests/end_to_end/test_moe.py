@@ -85,6 +85,11 @@ class MoeRanksTest(RanksTest):
             self.assertEqual(steps[0]["loss"], runs[0][0]["loss"])
             self.assertAlmostEqual(steps[1]["loss"] / runs[0][1]["loss"], 1, delta=1e-4)
 
+    # The experts of two ranks get up to 64 rows of one sequence, and memory is 3 rows of a token.
+    def test_a_sample_in_fp8_has_whole_blocks_of_rows(self):
+        self.ranks(2, LLAMA, *EXPERTS, *FP8, "--expert-parallel", "2", "--moe-capacity", "1.25", "--train-iters", "1",
+                   "--micro-batch-size", "4", "--sample-every", "1", "--lr", "1e-4")
+
     def test_more_rows_than_the_capacity_end_the_run_before_the_update(self):
         options = ["--train-iters", "3", "--expert-parallel", "2", "--moe-capacity", "1"]
         done = self.ranks(2, LLAMA, *EXPERTS, *options, expect=2)
