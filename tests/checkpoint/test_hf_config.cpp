@@ -364,6 +364,16 @@ TEST_CASE("config.json: the window of Mistral and Qwen") {
     CHECK_FALSE(read_config(own).has_windows());
 }
 
+// transformers makes both masks of Gemma-3, also if no layer takes that of the window.
+TEST_CASE("config.json: classes with windows in some layers have a length even if no layer has one") {
+    for (NamedConfig c : all_configs()) {
+        if (c.hf != HfClass::kGemma2 && c.hf != HfClass::kGemma3 && c.hf != HfClass::kGptOss) continue;
+        c.config.sliding_window.clear(), c.config.local_rotary_base = 0;
+        CHECK(Json::parse(hf_config_json(c.config, Dtype::kBf16))["sliding_window"] > 0);
+        CHECK(there_and_back(c.config) == c.config);
+    }
+}
+
 // As Gemma-3 (local_base 10,000) and OLMo-3 (kBaseOfOthers) have it, in the forms of transformers 4 and 5.
 TEST_CASE("config.json: rope by type of layers, there and back") {
     ModelConfig c = llama_config();

@@ -85,7 +85,8 @@ void put_window(OrderedJson& out, const ModelConfig& c, const Family& family) {
     const bool windows = c.has_windows();
     if (family.has(kQwenWindow)) out["use_sliding_window"] = windows;
     out["sliding_window"] = nullptr;
-    if (windows) out["sliding_window"] = c.largest_window();
+    // Classes with a window in every other layer or so need its length even if no layer has one.
+    if (windows || family.full_every > 0) out["sliding_window"] = windows ? c.largest_window() : family.window;
     int64_t first = 0;
     while (first < c.num_layers && c.window(first) == 0) first++;
     if (family.has(kQwenWindow)) out["max_window_layers"] = first;
