@@ -364,6 +364,20 @@ TEST_CASE("config.json: the window of Mistral and Qwen") {
     CHECK_FALSE(read_config(own).has_windows());
 }
 
+TEST_CASE("config.json: rope's base that a file leaves out is the default of its class") {
+    const std::map<HfClass, double> bases = {{HfClass::kLlama, 1e4}, {HfClass::kQwen3Moe, 1e4},
+                                             {HfClass::kMixtral, 1e6}, {HfClass::kSolarOpen, 1e6},
+                                             {HfClass::kOlmo3, 5e5}, {HfClass::kGemma3, 1e6},
+                                             {HfClass::kGptOss, 1.5e5}};
+    for (const NamedConfig& c : all_configs()) {
+        if (!bases.contains(c.hf)) continue;
+        Json json = Json::parse(hf_config_json(c.config, Dtype::kBf16));
+        for (const char* name : {"rope_theta", "rope_parameters", "rope_scaling"}) json.erase(name);
+        CAPTURE(c.name);
+        CHECK(read_config(json).rotary_base == bases.at(c.hf));
+    }
+}
+
 // transformers makes both masks of Gemma-3, also if no layer takes that of the window.
 TEST_CASE("config.json: classes with windows in some layers have a length even if no layer has one") {
     for (NamedConfig c : all_configs()) {

@@ -48,7 +48,7 @@ inline constexpr Family kFamilies[] = {
     {HfClass::kGemma3, kAttentionBias | kLayerTypes | kQkNorm, "gemma3_text", "Gemma3ForCausalLM", 4, 256, 4096, 1e-6,
      1e6, 6, 1e4},
     {HfClass::kPhi3, 0, "phi3", "Phi3ForCausalLM", 0, 0, 0, 1e-5},
-    {HfClass::kMixtral, kExperts, "mixtral", "MixtralForCausalLM", 8, 0, 0, 1e-5},
+    {HfClass::kMixtral, kExperts, "mixtral", "MixtralForCausalLM", 8, 0, 0, 1e-5, 1e6},
     {HfClass::kDots1, kAttentionBias | kQkNorm | kExperts | kMoeWidth | kSharedExperts, "dots1", "Dots1ForCausalLM", 32,
      0, 0},
     {HfClass::kSolarOpen, kExperts | kMoeWidth | kSharedExperts, "solar_open", "SolarOpenForCausalLM", 8, 128, 0, 1e-5,
