@@ -1,8 +1,7 @@
-"""After a change of context parallelism, on --ranks (2) ranks. ops: the copies around the exchange give the bits of the
-CPU. losses: runs whose ranks share each sequence have the losses of one rank, and equal bits when repeated, without
-overlap, with --zero 0 and with recomputation. speed: tokens per second and GPU of one rank and of all at the same
-sequence length, of 8 layers of Llama-3-8B at 65536 tokens: all share each sequence."""
-from check import show
+"""After a change of context parallelism, on --ranks (2) ranks. losses: runs whose ranks share each sequence have the
+losses of one rank, and equal bits when repeated, without overlap, with --zero 0 and with recomputation. speed: tokens
+per second and GPU of one rank and of all at the same sequence length, of 8 layers of Llama-3-8B at 65536 tokens: all
+share each sequence."""
 from logs import Log, differences, rank_table
 
 LLAMA = ["train_llama", "--model", "llama3-small", "--num-layers", "4", "--seq-length", "4096",
@@ -23,10 +22,6 @@ LONG = ["train_llama", "--model", "llama3-8B", "--num-layers", "8", "--seq-lengt
         "--max-position-embeddings", "131072", "--micro-batch-size", "1", "--global-batch-size", "1",
         "--fp8-recipe", "delayed", "--recompute", "block-keep-attention", "--grad-dtype", "bf16", "--moment-dtype",
         "bf16", "--fp8-stats-interval", "0", "--synthetic-data"]
-
-
-def ops(check):
-    show(check.run("ops", [check.build / "tests_gpu", "-tc=gpu heads*"]), "test cases")
 
 
 def losses(check):
@@ -60,10 +55,10 @@ def speed(check):
     print("\n".join(rank_table(logs)))
 
 
-PARTS = {"ops": ops, "losses": losses, "speed": speed}
+PARTS = {"losses": losses, "speed": speed}
 
 
 def run(check):
-    check.make("train_llama", "tests_gpu")
+    check.make("train_llama")
     check.describe_gpus()
     check.run_parts(PARTS)

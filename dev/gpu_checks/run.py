@@ -36,8 +36,7 @@ OPTIONS = (
     ("--save", "", "resume: folder of the checkpoints (OUT/saved)"),
     ("--timeout", 10, "watch: --comm-timeout"),
     ("--ranks", 0, "number of ranks (zero, context, experts, watch: 2; resume: all GPUs)"),
-    ("--steps", 0, "kernels, offload, zero, context: steps of a timed run (8, 8, 10, 10); resume: between checkpoints "
-     "(4)"),
+    ("--steps", 0, "offload, zero, context: steps of a timed run (8, 10, 10); resume: between checkpoints (4)"),
 )
 
 

@@ -1,8 +1,6 @@
-"""After a change of ZeRO, on --ranks (2) ranks. ops: communication kernels give the results of the CPU. bits: short
-runs of every recipe and communication dtype give equal bits when repeated, without overlap and with --zero 0 (instead
-of 1). speed: times steps on one and on all ranks, with and without overlap and with each communication dtype, and
-compares planned with used memory."""
-from check import show
+"""After a change of ZeRO, on --ranks (2) ranks. bits: short runs of every recipe and communication dtype give equal bits
+when repeated, without overlap and with --zero 0 (instead of 1). speed: times steps on one and on all ranks, with and
+without overlap and with each communication dtype, and compares planned with used memory."""
 from logs import Log, differences, rank_table
 
 GPT2 = ["train_gpt2", "--model", "gpt2-124M"]
@@ -39,10 +37,6 @@ SPEED = (
 )
 
 
-def ops(check):
-    show(check.run("ops", [check.build / "tests_gpu", "-tc=gpu comm ops*"]), "test cases")
-
-
 def bits(check):
     count = check.options.ranks
     # Autotuning may choose other matmul algorithms, so it is off.
@@ -77,10 +71,10 @@ def speed(check):
     print("\n".join(rank_table([Log(log) for log in logs if log.exists()])))
 
 
-PARTS = {"ops": ops, "bits": bits, "speed": speed}
+PARTS = {"bits": bits, "speed": speed}
 
 
 def run(check):
-    check.make("train_gpt2", "train_llama", "tests_gpu")
+    check.make("train_gpt2", "train_llama")
     check.describe_gpus()
     check.run_parts(PARTS)
