@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Compares losses of runs with a baseline of the same seed at equal tokens: a table, a CSV and a plot.
+"""Compares losses of runs with a baseline of the same seed at equal tokens: a table and a CSV.
 
     python3 dev/losses/compare_losses.py --out DIR NAME=LOG.jsonl ...
 
 A NAME is CONFIGURATION.SEED, for instance bf16.1 and delayed.1; the baseline of a seed is bf16.SEED. The table has
 the last validation loss of each run and its last training losses, their gaps to the baseline, the mean of a
 configuration's gaps, and the baselines' own gap between seeds. losses.csv has every training and validation loss, a
-column a run. The plot needs matplotlib and is left out without it.
+column a run. scripts/report draws the curves and their gaps.
 """
-import argparse
 import csv
 import os
 import re
@@ -118,46 +117,6 @@ def write_csv(path, runs):
                 writer.writerow([split, tokens, *(f"{run[tokens]:.6f}" if tokens in run else "" for run in losses)])
 
 
-SMOOTH_STEPS = 31
-
-
-def smooth(points):
-    """Moving mean of (tokens, value)."""
-    windows = [points[i:i + SMOOTH_STEPS] for i in range(len(points) - SMOOTH_STEPS + 1)]
-    return [(window[SMOOTH_STEPS // 2][0], sum(value for _, value in window) / SMOOTH_STEPS)
-            for window in windows]
-
-
-def plot(path, runs):
-    try:
-        import matplotlib
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        print("no matplotlib: no plot", file=sys.stderr)
-        return
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 8), sharex=True, height_ratios=[3, 2])
-    colours = plt.get_cmap("tab20").colors
-    for i, (name, run) in enumerate(runs.items()):
-        train = run.train
-        seed = name.rsplit(".", 1)[1]
-        top.plot([t / 1e6 for t in train], list(train.values()), linewidth=0.8, label=name,
-                 color=colours[i % len(colours)])
-        base = runs.get(f"bf16.{seed}")
-        if base and not name.startswith("bf16."):
-            gaps = smooth([(t, gap(train[t], base.train[t])) for t in sorted(train) if t in base.train])
-            bottom.plot([t / 1e6 for t, _ in gaps], [percent for _, percent in gaps], linewidth=0.8,
-                        color=colours[i % len(colours)])
-    top.set_ylabel("training loss")
-    top.legend(fontsize=7, ncols=2)
-    bottom.set_ylabel(f"gap to BF16, %, mean of {SMOOTH_STEPS} steps")
-    bottom.set_ylim(-2, 2)
-    bottom.axhline(0, color="black", linewidth=0.5)
-    bottom.set_xlabel("million tokens")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
 def read_runs(paths):
     """{name: Losses} of {name: path of a log}; InputError if they read other data."""
     runs, first = {}, None
@@ -173,7 +132,7 @@ def read_runs(paths):
 
 def main():
     parser = Parser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", required=True, help="folder of losses.csv and losses.png")
+    parser.add_argument("--out", required=True, help="folder of losses.csv")
     parser.add_argument("runs", nargs="+", metavar="NAME=LOG")
     options = parser.parse_args()
     for run in options.runs:
@@ -183,7 +142,6 @@ def main():
     lines = table(runs)
     os.makedirs(options.out, exist_ok=True)
     write_csv(os.path.join(options.out, "losses.csv"), runs)
-    plot(os.path.join(options.out, "losses.png"), runs)
     print("\n".join(lines))
 
 
