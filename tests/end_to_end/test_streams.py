@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import unittest
 
-from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, ONE_EACH
+from tests.support.ranks import ENVIRONMENT
 from tests.support.train import GPT2, ROOT, TrainTest, records, state_of
 
 STEPS = 40
@@ -98,15 +98,6 @@ class StreamsTest(TrainTest):
                 if shown.returncode == 0:
                     self.assertTrue(done.stderr.endswith("error: standard output cannot be written: No space left on "
                                                          "device\n"), done.stderr)
-
-    @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
-    def test_the_launcher_reads_to_the_end(self):
-        launcher = os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh")
-        error = self.cut_off(launcher, "--oversubscribe", "--allow-run-as-root", "-np", "2",
-                             *self.training("ranks", *ONE_EACH))
-        self.assertIn("standard output could not be written to the end", error)
-        self.assertEqual(len(records(self.path("ranks.jsonl"), "step")), STEPS)
-        self.assertEqual(self.checkpoints("ranks"), [f"step-{STEPS:08d}"])
 
 
 @unittest.skipUnless(shutil.which("bash"), "bash is needed")

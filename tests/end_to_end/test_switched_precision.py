@@ -8,7 +8,7 @@ import unittest
 from pathlib import Path
 
 from tests.support.ranks import HAVE_RANKS, RanksTest
-from tests.support.train import GPT2, LLAMA, ROOT, SIXTY_FOUR, records, state_of
+from tests.support.train import GPT2, LLAMA, SIXTY_FOUR, records, state_of
 
 STEPS, FIRST, FINAL = 6, 2, 2
 LAYERS = ["--num-layers", "4", "--bucket-mb", "0.02"]   # groups of several layers, and layers of several groups
@@ -93,16 +93,6 @@ class SwitchedPrecision(RanksTest):
         self.np, self.binary, self.both = 2, LLAMA, ["--context-parallel", "2", "--kv-channels", "64"]
         steps, _ = self.train("positions", "--fp8-attention", "--reset-position-ids", *BOTH)
         self.assertEqual(len(steps), STEPS)
-
-    def test_the_report_shows_it(self):
-        self.np, self.binary, self.both = 1, LLAMA, []
-        self.train("shown", "--fp8-recipe", "delayed", *BOTH)
-        page = self.path("page.html")
-        subprocess.run([os.path.join(ROOT, "scripts", "report"), self.path("shown.jsonl"), "--out", page], check=True,
-                       capture_output=True)
-        said = Path(page).read_text()
-        for text in ("FP8 from step 3 on", "BF16 from step 5 on", "fp8-final-bf16"):
-            self.assertIn(text, said)
 
     def test_a_switch_that_does_not_happen_ends_the_run(self):
         self.np, self.binary, self.both = 1, LLAMA, []
