@@ -1,6 +1,7 @@
 // Fuzzes the data loader: any bytes as a shard, as a shard with a Megatron index or a loss mask beside it, as edits of
 // valid files, or as weights of a blend. Allowed outcomes are a loader whose every sample can be read, or an Error
 // with exit code 2; for weights, integer parts with the same order, or one line with the error.
+#include <fuzzer/FuzzedDataProvider.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -15,29 +16,6 @@
 #include "llmc/data/dataloader.h"
 
 namespace {
-
-// The input, read from its front; zeros once it is used up.
-struct Input {
-    const uint8_t* data;
-    size_t size;
-
-    template <typename T>
-    T take() {
-        T value = 0;
-        size_t n = std::min(sizeof(T), size);
-        std::memcpy(&value, data, n);
-        data += n;
-        size -= n;
-        return value;
-    }
-    std::string take_bytes(size_t n) {
-        n = std::min(n, size);
-        std::string bytes(reinterpret_cast<const char*>(data), n);
-        data += n;
-        size -= n;
-        return bytes;
-    }
-};
 
 template <typename T>
 void put(std::string& bytes, T value) {
@@ -75,10 +53,11 @@ std::string valid_mask() {
 }
 
 // Up to 8 edits at any place of the file: overwrite 1 to 8 bytes, or cut or extend there.
-void edit(std::string& bytes, Input& in) {
-    for (int edits = in.take<uint8_t>() % 9; edits > 0; edits--) {
-        size_t at = in.take<uint16_t>() % (bytes.size() + 1), kind = in.take<uint8_t>() % 10;
-        std::string value = in.take_bytes(kind);
+void edit(std::string& bytes, FuzzedDataProvider& in) {
+    for (int edits = in.ConsumeIntegralInRange(0, 8); edits > 0; edits--) {
+        const auto at = in.ConsumeIntegralInRange<size_t>(0, bytes.size());
+        const auto kind = in.ConsumeIntegralInRange<size_t>(0, 9);
+        const std::string value = in.ConsumeBytesAsString(kind);
         if (kind == 9) {
             bytes.resize(at);
         } else if (kind == 8) {
@@ -160,17 +139,17 @@ void parse_words(const std::string& text) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const Folder folder;
-    Input in{data, size};
+    FuzzedDataProvider in(data, size);
     const char* kTypes[] = {"", "uint16", "uint32", "int8"};
     DataConfig config;
-    config.globs = {folder.path + "/a.bin"}, config.token_dtype = kTypes[in.take<uint8_t>() % 4];
-    config.seq_length = 1 + in.take<uint8_t>() % 32, config.vocab_size = 1 + in.take<uint16_t>();
-    const uint8_t flags = in.take<uint8_t>();
+    config.globs = {folder.path + "/a.bin"}, config.token_dtype = in.PickValueInArray(kTypes);
+    config.seq_length = in.ConsumeIntegralInRange(1, 32), config.vocab_size = in.ConsumeIntegralInRange(1, 65536);
+    const auto flags = in.ConsumeIntegral<uint8_t>();
     config.shuffle = flags & 1;
     config.check_ids = flags & 2;
     const bool with_index = flags & 4, from_valid = flags & 8, wide = flags & 16, with_mask = flags & 32;
     if (flags & 64) {
-        parse_words(in.take_bytes(in.size));
+        parse_words(in.ConsumeRemainingBytesAsString());
         return 0;
     }
     std::string shard, index, mask = valid_mask();
@@ -181,8 +160,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         edit(shard, in);
         edit(index, in);
     } else {
-        index = in.take_bytes(in.take<uint16_t>() % 256);
-        shard = in.take_bytes(in.size);
+        index = in.ConsumeRandomLengthString(255);
+        shard = in.ConsumeRemainingBytesAsString();
     }
     write(folder.path + "/a.bin", shard);
     if (with_index) {
