@@ -4,7 +4,6 @@
 #include <cmath>
 #include <map>
 
-#include "llmc/config/environment.h"
 #include "tests/support/doctest.h"
 #include "tests/support/local_ranks.h"
 
@@ -148,16 +147,4 @@ TEST_CASE("doctor: the state of a GPU") {
     CHECK_NE(read_gpu_state("0000:01:00.0", none, "libno-such-library.so.1").find("cannot be opened"),
              std::string::npos);
     CHECK_EQ(read_gpu_state("0000:01:00.0", none, "libm.so.6"), "nvmlInit_v2 returns -1");   // no NVML
-}
-
-TEST_CASE("doctor: which variables deserve a warning") {
-    const auto effects = environment_effects({"NVTE_FP8_ALLREDUCE=1", "NCCL_DEBUG=INFO",
-                                              "CUDA_DEVICE_MAX_CONNECTIONS=1", "OMP_NUM_THREADS=4"}, 2, true);
-    REQUIRE_EQ(effects.size(), 3);
-    CHECK_EQ(effects[0].name, "CUDA_DEVICE_MAX_CONNECTIONS");
-    CHECK(effects[0].warn);
-    CHECK_FALSE(effects[1].warn);
-    CHECK_EQ(effects[1].value, "INFO");
-    CHECK(effects[2].warn);
-    CHECK_FALSE(environment_effects({"CUDA_DEVICE_MAX_CONNECTIONS=8"}, 2, true).at(0).warn);
 }

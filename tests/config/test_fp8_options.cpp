@@ -198,6 +198,12 @@ TEST_CASE("environment: every variable of other trainers is listed with its effe
     CHECK(contains(environment_lines({"NCCL_DEBUG=INFO"}, 8, false)[0], "unused: no GPU"));
     CHECK(!contains(environment_lines({"CUDA_DEVICE_MAX_CONNECTIONS=8"}, 1, true)[0], "WARNING"));
     CHECK(contains(environment_lines({"CUDA_DEVICE_MAX_CONNECTIONS=1"}, 1, false)[0], "unused: no GPU"));
+    CHECK(environment_lines({"OMP_NUM_THREADS=4"}, 1, false).empty());
+    CHECK(environment_lines({"OMP_NUM_THREADS=junk"}, 1, false)[0]
+          == "environment: OMP_NUM_THREADS=junk unused: it is not a positive number, so OpenMP uses all cores");
+    for (const VariableEffect& e : environment_effects(variables, 8, true))   // for doctor
+        CHECK(e.warn == (contains(e.name, "NVTE_") || e.name == "CUDA_DEVICE_MAX_CONNECTIONS"));
+    CHECK(!environment_effects({"CUDA_DEVICE_MAX_CONNECTIONS=8"}, 2, true)[0].warn);
 
     CHECK(refusal_of([] { environment_lines({"NVTE_X=1", "LLMFP8_HOSTS=a"}, 1, true); })
           == "unknown environment variable LLMFP8_HOSTS: did you mean LLMFP8_HOST?");
