@@ -1,6 +1,6 @@
-"""After a change of ZeRO, on --ranks (2) ranks. bits: short runs of every recipe and communication dtype give equal bits
-when repeated, without overlap and with --zero 0 (instead of 1). speed: times steps on one and on all ranks, with and
-without overlap and with each communication dtype, and compares planned with used memory."""
+"""After a change of ZeRO, on --ranks (2) ranks. bits: short runs of every recipe and communication dtype give equal
+bits when repeated, without overlap and with --zero 0 (instead of 1). speed: times steps on one and on all ranks, with
+and without overlap and with each communication dtype, and compares planned with used memory."""
 from logs import Log, differences, rank_table
 
 GPT2 = ["train_gpt2", "--model", "gpt2-124M"]
