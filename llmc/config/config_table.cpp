@@ -46,17 +46,18 @@ OptionValue group_scales() {
         std::vector<std::string> words;
         for (const Json& element : json.is_array() ? json : Json::array({json}))
             if (!element.is_string() || !append_words(element.get<std::string>(), ',', &words)) return false;
-        Config scaled;
+        decltype(c.lr_scale) scales{};   // 0: not given
         for (const std::string& word : words) {
             const size_t equals = std::min(word.find('='), word.size());
             const auto* group = std::find(std::begin(kLrGroupWords), std::end(kLrGroupWords), word.substr(0, equals));
             const Json number = parse_number(word.substr(std::min(equals + 1, word.size())));
             if (group == std::end(kLrGroupWords) || !number.is_number()) return false;
-            double& scale = scaled.lr_scale[static_cast<size_t>(group - std::begin(kLrGroupWords))];
-            if (scale != 1 || !kScale.holds(number.get<double>())) return false;
+            double& scale = scales[static_cast<size_t>(group - std::begin(kLrGroupWords))];
+            if (scale != 0 || !kScale.holds(number.get<double>())) return false;
             scale = number.get<double>();
         }
-        c.lr_scale = scaled.lr_scale;
+        std::replace(scales.begin(), scales.end(), 0.0, 1.0);
+        c.lr_scale = scales;
         return true;
     };
     v.get = [](const Config& c) {

@@ -256,7 +256,7 @@ class LrScaleTest(RanksTest):
                 self.assertEqual(seen, set(scales))
         said = self.run_train(GPT2, "--train-iters", "1", "--lr-scale", "head=2", expect=2).stderr
         self.assertIn("--lr-scale head: the output matrix is the embedding", said)
-        for wrong in ("head", "head=", "head=0", "head=-1", "body=1", "head=2,head=3", "head=x"):
+        for wrong in ("head", "head=", "head=0", "head=-1", "body=1", "head=2,head=3", "head=1,head=3", "head=x"):
             said = self.run_train(LLAMA, "--train-iters", "1", "--lr-scale", wrong, expect=2).stderr
             self.assertIn("--lr-scale", said)
 
