@@ -115,13 +115,14 @@ void Hellaswag::parse(const std::string& path, const std::string& bytes) {
 
 int64_t Hellaswag::read(int64_t row, int64_t T, int32_t* inputs, int32_t* targets) const {
     const Row& r = rows_[static_cast<size_t>(row)];
-    CHECK(r.context_tokens + r.completion_tokens - 1 <= T, "a row longer than %lld", ll(T));
-    std::fill(inputs, inputs + T, 0);
+    const int64_t count = r.context_tokens + r.completion_tokens - 1;
+    CHECK(count <= T, "a row longer than %lld", ll(T));
     std::fill(targets, targets + T, kIgnoreIndex);
     std::copy_n(tokens_.begin() + r.context, r.context_tokens, inputs);
     // The last token is only a target.
     std::copy_n(tokens_.begin() + r.completion, r.completion_tokens - 1, inputs + r.context_tokens);
     std::copy_n(tokens_.begin() + r.completion, r.completion_tokens, targets + r.context_tokens - 1);
+    for (int64_t i = count; i < T; i++) inputs[i] = inputs[i - count];
     return r.completion_tokens;
 }
 

@@ -22,7 +22,8 @@ public:
     const std::string& fingerprint() const { return fingerprint_; }   // of the whole file
 
     // Writes the inputs and targets (T each, at least longest()) of a row: targets are the tokens of the completion and
-    // kIgnoreIndex elsewhere. Returns the number of tokens of the completion.
+    // kIgnoreIndex elsewhere. Inputs after the row repeat it: a text of equal tokens would go to the same experts of a
+    // mixture. Returns the number of tokens of the completion.
     int64_t read(int64_t row, int64_t T, int32_t* inputs, int32_t* targets) const;
 
     // Counts the examples whose correct completion has the lowest loss. losses: one per row. Of equal losses the first

@@ -16,12 +16,15 @@ bool Evaluator::on_any_rank(bool mine) const {
     return together.sum(std::vector<int64_t>{mine})[0] > 0;
 }
 
-// Reads the micro-batch that begins at sample `first`; false if this rank or another one must stop.
-bool Evaluator::read(const DataLoader* loader, int64_t first, const HostInputs& to, Result& result) {
+// Reads the micro-batch that begins at sample `first`, to be counted or not; false if this rank or another one must
+// stop.
+bool Evaluator::read(const DataLoader& loader, int64_t first, bool counted, const HostInputs& to, Result& result) {
     const bool stopped = stop_wanted();
-    if (!loader) reader_.set_ignored(to);
-    else if (!stopped)
-        result.error = reading_error([&] { result.counted_tokens += reader_.read(*loader, first, to).part; });
+    if (!stopped)
+        result.error = reading_error([&] {
+            if (counted) result.counted_tokens += reader_.read(loader, first, to).part;
+            else reader_.read_ignored(loader, first, to);
+        });
     return !on_any_rank(stopped || !result.error.empty());
 }
 
@@ -30,13 +33,12 @@ Evaluator::Result Evaluator::evaluate(Ctx& ctx, const DataLoader* loader, int64_
     HostInputs inputs = staging;
     inputs.order = inputs.position_order = nullptr;   // only backward needs these
     device::fill_bytes(ctx, state_, 0, sizeof(StepState));
-    // If passes are collective, a rank without a micro-batch of its own runs one that counts nothing.
+    // If passes are collective, a rank without a micro-batch of its own runs another's, which counts nothing.
     const int64_t rank = groups_.data_rank, end = passes_are_collective() ? iters + rank : iters;
     for (int64_t i = rank; i < end; i += groups_.data_ranks) {
         post_progress();
-        const bool own = i < iters;
-        if (!ctx.rehearsal && !read(own ? loader : nullptr, i * config_.micro_batch_size, inputs, result))
-            break;
+        const int64_t first = i % iters * config_.micro_batch_size;
+        if (!ctx.rehearsal && !read(*loader, first, i < iters, inputs, result)) break;
         const DeviceBatch batch = inputs_.upload(ctx, inputs, config_.micro_batch_size, config_.part_length(), state_);
         fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
         decoder_.forward(ctx, batch, false);

@@ -43,7 +43,7 @@ public:
                                   uint64_t stream, const StagedStep& staging);
 
 private:
-    bool read(const DataLoader* loader, int64_t first, const HostInputs& to, Result& result);
+    bool read(const DataLoader& loader, int64_t first, bool counted, const HostInputs& to, Result& result);
 
     const Config& config_;
     const Groups& groups_;

@@ -33,9 +33,7 @@ SequenceReader::Counted SequenceReader::set(const int32_t* tokens, const int32_t
     return {.part = count_targets(to.targets, N), .whole = count_targets(targets, B_ * T_)};
 }
 
-void SequenceReader::set_ignored(const HostInputs& to) {
-    std::fill(tokens_.begin(), tokens_.end(), 0);
-    std::fill(targets_.begin(), targets_.end(), kIgnoreIndex);
-    std::fill(starts_.begin(), starts_.end(), 0);
-    set(tokens_.data(), targets_.data(), starts_.data(), to);
+void SequenceReader::read_ignored(const DataLoader& loader, int64_t first, const HostInputs& to) {
+    read(loader, first, to);
+    std::fill_n(to.targets, B_ * T_ / context_.ranks, kIgnoreIndex);
 }

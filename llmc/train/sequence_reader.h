@@ -32,8 +32,9 @@ public:
     // Sets those inputs of a micro-batch that are not null, from tokens and targets (B, T) of its whole sequences.
     // starts (B, T): see DataLoader::read.
     Counted set(const int32_t* tokens, const int32_t* targets, const uint8_t* starts, const HostInputs& to);
-    // Sets the inputs of a micro-batch without a counted target.
-    void set_ignored(const HostInputs& to);
+    // The same without a counted target. Its tokens are real ones: all going to the same experts, those of a made-up
+    // text might be more than --moe-capacity has memory for.
+    void read_ignored(const DataLoader& loader, int64_t first, const HostInputs& to);
 
 private:
     const int64_t B_, T_, vocab_size_;

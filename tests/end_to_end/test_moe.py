@@ -4,7 +4,7 @@ import os
 import unittest
 
 from tests.support.ranks import HAVE_RANKS, RanksTest
-from tests.support.train import LLAMA, TrainTest, records, state_of
+from tests.support.train import LLAMA, TrainTest, records, state_of, write_hellaswag
 
 FP8 = ["--fp8-recipe", "blockwise"]
 EXPERTS = ["--num-experts", "4", "--moe-aux-loss-coeff", "0.1", "--moe-z-loss-coeff", "0.01"]
@@ -84,6 +84,15 @@ class MoeRanksTest(RanksTest):
         for steps in runs[1:]:
             self.assertEqual(steps[0]["loss"], runs[0][0]["loss"])
             self.assertAlmostEqual(steps[1]["loss"] / runs[0][1]["loss"], 1, delta=1e-4)
+
+    # One of four ranks has a micro-batch of the evaluation; rows of HellaSwag are half as long as the longest.
+    def test_what_evaluations_do_not_count_has_the_load_of_a_text(self):
+        write_hellaswag(self.path("questions.bin"), 3, 64)
+        for data in (["--valid-data", self.path("valid.bin"), "--eval-iters", "1"],
+                     ["--hellaswag-data", self.path("questions.bin"), "--seq-length", "64",
+                      "--max-position-embeddings", "64"]):
+            self.ranks(4, LLAMA, *EXPERTS, *data, "--expert-parallel", "4", "--moe-capacity", "1.5", "--lr", "1e-4",
+                       "--train-iters", "1")
 
     # The experts of two ranks get up to 64 rows of one sequence, and memory is 3 rows of a token.
     def test_a_sample_in_fp8_has_whole_blocks_of_rows(self):

@@ -12,11 +12,11 @@ HellaswagRun::HellaswagRun(const Hellaswag& data, const Config& config, Comm& co
       targets_(tokens_.size()), token_losses_(tokens_.size()), losses_(static_cast<size_t>(data.rows())),
       bits_(losses_.size() + 1) {}
 
-// Runs the rows_ rows from number * rows_ on. Rows beyond the end of the file have no targets.
+// Runs the rows_ rows from number * rows_ on. Beyond the end of the file are rows again, without targets.
 void HellaswagRun::pass(Ctx& ctx, Evaluator& evaluator, const StagedStep& staging, int64_t number) {
     const int64_t first = number * rows_, count = std::clamp<int64_t>(data_.rows() - first, 0, rows_);
-    for (int64_t r = 0; r < count; r++) data_.read(first + r, T_, tokens_.data() + r * T_, targets_.data() + r * T_);
-    std::fill(tokens_.begin() + count * T_, tokens_.end(), 0);
+    for (int64_t r = 0; r < rows_; r++)
+        data_.read((first + r) % data_.rows(), T_, tokens_.data() + r * T_, targets_.data() + r * T_);
     std::fill(targets_.begin() + count * T_, targets_.end(), kIgnoreIndex);
     evaluator.token_losses(ctx, rows_, T_, tokens_.data(), targets_.data(), token_losses_.data(), staging);
     for (int64_t r = 0; r < count; r++) {
