@@ -15,7 +15,7 @@ struct Fp8Linear {
     int param = -1;                  // of the weight
     int64_t in = 0, out = 0;
     int64_t experts = 1;             // the weights of experts follow each other, and so do their scales
-    bool of_experts = false;
+    bool of_experts = false;         // also where this rank has one of them
     Fp8Operand weight;               // (out, in); empty for the head, whose forward matmul reads the working type
     Fp8Operand weight_transposed;    // (in, out)
     bool fast_fprop = false, fast_backward = false, bf16_wgrad = false;   // see RecipeRow
