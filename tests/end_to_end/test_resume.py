@@ -119,6 +119,15 @@ class ResumeTest(TrainTest):
         self.assertEqual((events[-1]["kind"], f"error: {events[-1]['text']}\n"), ("diverged", done.stderr))
         run(10, "0.02")   # with another learning rate it continues
 
+    def test_a_resumed_run_may_take_less_memory_than_the_pass_that_calibrates_scales(self):
+        """Here that one takes most, since heads are wide and the model is not."""
+        options = ["--fp8-recipe", "delayed", "--fp8-attention", "--hidden-size", "32", "--num-attention-heads", "4",
+                   "--kv-channels", "64", "--num-layers", "2", "--seq-length", "16", "--global-batch-size", "12",
+                   "--micro-batch-size", "6", "--save", self.path("run"), "--resume", "auto"]
+        for steps in ("1", "2"):
+            self.run_train(GPT2, "--train-iters", steps, *options)
+        self.assertEqual(self.checkpoints("run"), ["step-00000001", "step-00000002"])
+
     def test_an_evaluation_that_was_cut_short_is_made_up(self):
         """The evaluation after the last step is the only place that has its loss, so a resumed run repeats it."""
         write_hellaswag(self.path("hellaswag.bin"), 5, 16)
