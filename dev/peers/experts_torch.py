@@ -58,12 +58,14 @@ def fp8_calls(experts, rows, n, k, offsets):
 
     def pair(a, weights):   # a [rows, depth], weights [experts, columns, depth]
         columns = weights.shape[1]
-        return (lambda: torch._scaled_mm(a, weights[0].t(), ones(rows, 1), ones(1, columns), out_dtype=bf16),
+        return (lambda scales=(ones(rows, 1), ones(1, columns)): torch._scaled_mm(
+                    a, weights[0].t(), *scales, out_dtype=bf16),
                 lambda scales=(ones(rows), ones(experts, columns)): torch._scaled_grouped_mm(
                     a, weights.transpose(1, 2), *scales, offs=offsets, out_dtype=bf16))
 
     return {"forward": pair(x, w), "dgrad": pair(y, wt),
-            "wgrad": (lambda: torch._scaled_mm(yt, xt.t(), ones(n, 1), ones(1, k), out_dtype=bf16),
+            "wgrad": (lambda scales=(ones(n, 1), ones(1, k)): torch._scaled_mm(
+                          yt, xt.t(), *scales, out_dtype=bf16),
                       lambda scales=(ones(n * experts), ones(k * experts)): torch._scaled_grouped_mm(
                           yt, xt.t(), *scales, offs=offsets, out_dtype=bf16))}
 

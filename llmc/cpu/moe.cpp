@@ -1,4 +1,5 @@
 // Mixtures of experts. CPU.
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <numeric>

@@ -1,4 +1,6 @@
 // FP8 matmuls of experts and scaling-aware transposes on the CPU.
+#include <numeric>
+
 #include "tests/support/grouped_fp8_test.h"
 
 namespace grouped_fp8_test {
