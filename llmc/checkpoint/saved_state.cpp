@@ -28,6 +28,7 @@ void check_counts(const JsonFields& state) {
         state.refuse("adam_step", strf("\"step\" %lld less \"skips\" %lld is needed", ll(step), ll(skips)));
     state.integer("consecutive_skips", 0, skips);
     state.integer("norm_skips", 0, skips);
+    if (state.has("moments_begin")) state.integer("moments_begin", 0, updates);
     const Json& norms = state.list("norms");
     for (const Json& norm : norms)
         if (!norm.is_number() || !(norm.get<float>() >= 0) || !std::isfinite(norm.get<float>()))

@@ -12,7 +12,8 @@ template <typename T, typename M, typename G> void update_all(const AdamWArgs& a
     using A = Acc<T>;
     const StepState& state = *args.state;
     const auto constants = adam_constants<A>(args.beta1, args.beta2, args.eps, args.weight_decay,
-                                             state.lr * args.lr_scale, state.grad_mul, state.adam_step);
+                                             state.lr * args.lr_scale, state.grad_mul,
+                                             state.adam_step - args.moments_begin);
     T* param = args.param ? args.param.as<T>() : nullptr;
     A* master = args.master.as<A>();
     M *m_of = args.m.as<M>(), *v_of = args.v.as<M>();
@@ -44,7 +45,8 @@ template <typename T, typename M, typename G> void update_all(const AdamWArgs& a
 template <typename T, typename G> void update_blocks(const AdamWArgs& args) {
     const StepState& state = *args.state;
     const auto c = adam_constants<float>(args.beta1, args.beta2, args.eps, args.weight_decay,
-                                         state.lr * args.lr_scale, state.grad_mul, state.adam_step);
+                                         state.lr * args.lr_scale, state.grad_mul,
+                                         state.adam_step - args.moments_begin);
     T* param = args.param ? args.param.as<T>() : nullptr;
     float* master = args.master.as<float>();
     auto *m_codes = static_cast<uint8_t*>(args.m.data), *v_codes = static_cast<uint8_t*>(args.v.data);
@@ -132,7 +134,8 @@ void adamw(Ctx&, const AdamWArgs& args) {
     for_working_type("adamw", param_type, [&]<typename T>(Tag<T>) {
         check_grad<T>("adamw", "grad", args.grad, n);
         if (args.state->skip) return;
-        CHECK(args.state->adam_step > 0, "adamw before step_guard: step %lld", (long long)args.state->adam_step);
+        CHECK(args.state->adam_step > args.moments_begin, "adamw before step_guard: step %lld, moments from %lld",
+              (long long)args.state->adam_step, (long long)args.moments_begin);
         if constexpr (std::is_same_v<T, double>) update_all<double, double, double>(args);
         else if (args.grad.dtype == Dtype::kBf16) update<T, bf16>(args);
         else update<T, float>(args);

@@ -13,11 +13,11 @@ constexpr int kBlocksPerSm = 7, kFp8BlocksPerSm = 5;   // at most 72 and 96 regi
 // The constants of the step, which each block computes once, since the bias corrections are powers in fp64. All threads
 // of the block call it.
 __device__ inline AdamConstants<float> constants_of(const StepState* state, float lr_scale, float beta1, float beta2,
-                                                    float eps, float weight_decay) {
+                                                    float eps, float weight_decay, int64_t moments_begin) {
     __shared__ AdamConstants<float> constants;
     if (threadIdx.x == 0)
         constants = adam_constants<float>(beta1, beta2, eps, weight_decay, state->lr * lr_scale, state->grad_mul,
-                                          state->adam_step);
+                                          state->adam_step - moments_begin);
     __syncthreads();
     return constants;
 }
@@ -60,13 +60,13 @@ __device__ inline void move_masters(const AdamConstants<float>& c, bool quick, c
 template <typename T, typename Moment, typename Grad, int kWidth>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     adamw_kernel(T* param, float* master, Moment* m, Moment* v, const Grad* grad, const StepState* state,
-                 float lr_scale, float beta1, float beta2, float eps, float weight_decay,
+                 float lr_scale, float beta1, float beta2, float eps, float weight_decay, int64_t moments_begin,
                  const __grid_constant__ PhiloxKeys keys, int64_t element_offset, ScaleEntry* entry, int64_t elems) {
     wait_for_previous_kernels();
     if (state->skip) return;
     __shared__ uint32_t amaxes[kThreads / 32];
     const int64_t step = state->adam_step;
-    const AdamConstants<float> c = constants_of(state, lr_scale, beta1, beta2, eps, weight_decay);
+    const AdamConstants<float> c = constants_of(state, lr_scale, beta1, beta2, eps, weight_decay, moments_begin);
     uint32_t amax = 0;   // bits of fp32 values; rounding is monotonic, so it is deferred to the end
     // The random bits of an element: low half for m, high half for v.
     auto random_of = [&](int64_t i) {
@@ -137,7 +137,8 @@ template <typename T, typename Moment, typename Grad> void launch_adamw(Ctx& ctx
         launch_early(ctx, adamw_kernel<T, Moment, Grad, decltype(width)::value>, grid_size(blocks), kThreads, 0,
                      args.param.as<T>(), args.master.as<float>(), args.m.as<Moment>(), args.v.as<Moment>(),
                      args.grad.as<Grad>(), args.state, args.lr_scale, args.beta1, args.beta2, args.eps,
-                     args.weight_decay, philox_keys(args.rng_key), args.element_offset, args.entry, elems);
+                     args.weight_decay, args.moments_begin, philox_keys(args.rng_key), args.element_offset, args.entry,
+                     elems);
     };
     bool vector = true;
     for (const Tensor* t : {&args.param, &args.master, &args.m, &args.v, &args.grad}) {
@@ -283,13 +284,14 @@ constexpr uint32_t kLeastQuick = 67u << 23, kMostQuick = 177u << 23;
 template <typename T, typename Grad>
 __global__ void __launch_bounds__(kThreads, kFp8BlocksPerSm)
     adamw_fp8_kernel(const __grid_constant__ Fp8Tensors<T, Grad> tensors, const StepState* state, float lr_scale,
-                     float beta1, float beta2, float eps, float weight_decay, const __grid_constant__ PhiloxKeys keys,
-                     int64_t element_offset, ScaleEntry* entry, bool vector, int64_t elems) {
+                     float beta1, float beta2, float eps, float weight_decay, int64_t moments_begin,
+                     const __grid_constant__ PhiloxKeys keys, int64_t element_offset, ScaleEntry* entry, bool vector,
+                     int64_t elems) {
     wait_for_previous_kernels();
     if (state->skip) return;
     __shared__ uint32_t amaxes[kThreads / 32];
     const auto step = static_cast<uint64_t>(state->adam_step);
-    const AdamConstants<float> c = constants_of(state, lr_scale, beta1, beta2, eps, weight_decay);
+    const AdamConstants<float> c = constants_of(state, lr_scale, beta1, beta2, eps, weight_decay, moments_begin);
     const bool quick_constants = c.eps <= 0x1p30f && fmaxf(c.inv_correction1, c.inv_correction2) <= 0x1p10f;
     // Of every eight lanes, four have the scales of m's blocks, and four those of v's.
     const int lane = threadIdx.x % 32, own = lane % (2 * kFp8Blocks);
@@ -359,7 +361,7 @@ template <typename T, typename Grad> void launch_adamw_fp8(Ctx& ctx, const AdamW
                                          args.v_scale_inv.as<float>()};
     launch_early(ctx, adamw_fp8_kernel<T, Grad>, grid_size(std::min(groups, int64_t{kFp8BlocksPerSm} * ctx.sm_count)),
                  kThreads, 0, tensors, args.state, args.lr_scale, args.beta1, args.beta2, args.eps, args.weight_decay,
-                 philox_keys(args.rng_key), args.element_offset, args.entry, vector, elems);
+                 args.moments_begin, philox_keys(args.rng_key), args.element_offset, args.entry, vector, elems);
 }
 
 }  // namespace

@@ -31,10 +31,10 @@ template <typename Acc> struct AdamConstants {
     Acc lr, eps, weight_decay, grad_mul;
 };
 
-// adam_step is t >= 1, the number of this update. In a kernel one thread per block should compute this.
+// t >= 1 is the number of this update of the moments. In a kernel one thread per block should compute this.
 template <typename Acc>
 HOST_DEVICE inline AdamConstants<Acc> adam_constants(float beta1, float beta2, float eps, float weight_decay,
-                                                     float lr, float grad_mul, int64_t adam_step) {
+                                                     float lr, float grad_mul, int64_t t) {
     AdamConstants<Acc> c;
     c.beta1 = beta1;
     c.beta2 = beta2;
@@ -42,8 +42,8 @@ HOST_DEVICE inline AdamConstants<Acc> adam_constants(float beta1, float beta2, f
     c.one_minus_beta2 = Acc(1) - Acc(beta2);
     // fma(p, -1, 1) is 1 - p with one rounding: it keeps the last product of the power from being contracted
     // into the subtraction.
-    c.inv_correction1 = static_cast<Acc>(1.0 / fma(power_by_squaring(beta1, adam_step), -1.0, 1.0));
-    c.inv_correction2 = static_cast<Acc>(1.0 / fma(power_by_squaring(beta2, adam_step), -1.0, 1.0));
+    c.inv_correction1 = static_cast<Acc>(1.0 / fma(power_by_squaring(beta1, t), -1.0, 1.0));
+    c.inv_correction2 = static_cast<Acc>(1.0 / fma(power_by_squaring(beta2, t), -1.0, 1.0));
     c.lr = lr;
     c.eps = eps;
     c.weight_decay = weight_decay;

@@ -268,10 +268,11 @@ struct StepGuardArgs {
 };
 
 // AdamW with decoupled weight decay on n consecutive elements of a parameter; does nothing if state->skip.
-//   g = grad * grad_mul; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; t = state->adam_step
+//   g = grad * grad_mul; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; t = state->adam_step - moments_begin
 //   master -= lr * lr_scale * (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay * master); param = master rounded to T
-// bf16 moments are rounded stochastically with philox(rng_key, element_offset + i, t); fp8 moments (moment_codes.h)
-// with word e % 4 of philox(rng_key, e / 4, t), e = element_offset + i, its low half for m and its high half for v.
+// bf16 moments are rounded stochastically with philox(rng_key, element_offset + i, state->adam_step); fp8 moments
+// (moment_codes.h) with word e % 4 of philox(rng_key, e / 4, state->adam_step), e = element_offset + i, its low half
+// for m and its high half for v.
 // Source: Loshchilov and Hutter, arXiv 1711.05101.
 struct AdamWArgs {
     Tensor param;             // (n) T, =; optional: absent if a linear keeps only FP8 weights
@@ -282,6 +283,7 @@ struct AdamWArgs {
     const StepState* state;
     float lr_scale = 1;       // of state->lr
     float beta1, beta2, eps, weight_decay;
+    int64_t moments_begin = 0;   // the value of state->adam_step at which the moments were 0
     uint64_t rng_key;         // of the parameter
     int64_t element_offset;   // index of element 0 within the parameter; fp8 moments: a multiple of kScaleBlock
     ScaleEntry* entry = nullptr;  // optional: amax_bits = max(amax_bits, |new master rounded to bf16|)

@@ -11,6 +11,7 @@ void AdamW::update(Ctx& ctx, const ShardUpdate& shard, const StepState* state) c
                      .beta1 = static_cast<float>(config_.adam_beta1), .beta2 = static_cast<float>(config_.adam_beta2),
                      .eps = static_cast<float>(config_.adam_eps),
                      .weight_decay = static_cast<float>(weight_decay_of(config_, shard.param)),
+                     .moments_begin = shard.moments_begin,
                      .rng_key = rng_key(config_.seed, "moments." + shard.param.name),
                      .element_offset = shard.first_elem(), .entry = shard.amax});
 }

@@ -17,6 +17,7 @@ struct ShardUpdate {
     Tensor grad;                                // summed over the ranks; an optimizer may overwrite it
     std::array<Tensor, kStateKinds> states;      // by StateKind, updated; empty if the parameter has no such state
     ScaleEntry* amax = nullptr;                    // optional: amax_bits = max(itself, |new weight rounded to bf16|)
+    int64_t moments_begin = 0;                  // see AdamWArgs
 
     int64_t first_elem() const { return param.first_elem() + begin; }   // within the whole parameter
     const Tensor& state(StateKind kind) const { return states[static_cast<size_t>(kind)]; }

@@ -306,7 +306,7 @@ void TrainLoop::switch_precision() {
     reporter_->drain();
     const bool bf16 = !device_.bf16();
     device_.make_trainer(bf16);
-    device_.trainer->set_state(device_.ctx, progress_.adam_step, progress_.norms);
+    device_.trainer->set_state(device_.ctx, progress_.adam_step, progress_.norms, progress_.moments_begin);
     device_.trainer->weights_from_masters(device_.ctx, true);
     reporter_->switched(predicted_step(bf16));
     log_->event("precision", strf("%s from step %lld on", bf16 ? "BF16" : "FP8", ll(progress_.step + 1)));

@@ -116,7 +116,8 @@ void Trainer::use_ema(Ctx& ctx, bool ema) {
     weights_from_masters(ctx, false);
 }
 
-void Trainer::set_state(Ctx& ctx, int64_t adam_step, const std::vector<float>& norms) {
+void Trainer::set_state(Ctx& ctx, int64_t adam_step, const std::vector<float>& norms, int64_t moments_begin) {
+    moments_begin_ = moments_begin;
     StepState state{};
     state.adam_step = adam_step;
     for (float norm : norms) state.norms[state.norm_count++ % kNormWindow] = norm;
@@ -260,7 +261,8 @@ void Trainer::optimizer_step(Ctx& ctx) {
 ShardUpdate Trainer::update_of(const ShardRange& range, OffloadAccess access) const {
     const Param& param = table_.params[static_cast<size_t>(range.param)];
     ShardUpdate update{.param = param, .begin = range.begin, .weight = sharded_.weight(range),
-                       .grad = grads_.reduced(range), .states = {}, .amax = fp8_.weight_entry(range.param)};
+                       .grad = grads_.reduced(range), .states = {}, .amax = fp8_.weight_entry(range.param),
+                       .moments_begin = param.optimizer_by_option ? moments_begin_ : 0};
     for (const OptimizerState& row : kOptimizerStates)
         if (param.has(row.kind) && copies(access, row.kind) && !row.by_row)
             update.states[static_cast<size_t>(row.kind)] = sharded_.state(row.kind, range);

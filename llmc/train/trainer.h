@@ -32,7 +32,8 @@ public:
     // bits as before. Collective.
     void use_ema(Ctx& ctx, bool ema);
     // Sets the number of updates done and the latest norms (recent_norms), and the rest of *state() to 0. Blocking.
-    void set_state(Ctx& ctx, int64_t adam_step, const std::vector<float>& norms);
+    // moments_begin: the number of updates at which AdamW's moments of the matrices of layers were 0.
+    void set_state(Ctx& ctx, int64_t adam_step, const std::vector<float>& norms, int64_t moments_begin = 0);
     // Computes the weights from loaded masters; see WeightGatherer.
     void weights_from_masters(Ctx& ctx, bool fresh) { gatherer_.from_masters(ctx, fresh); }
     // Access of checkpoints to this rank's shard ranges, by blocking copies. A write skips elements of other ranks.
@@ -111,4 +112,5 @@ private:
     StepState* const state_;   // device
     int64_t executed_micro_batches_ = 0;
     bool gradients_cleared_ = false;   // in this step
+    int64_t moments_begin_ = 0;        // of set_state
 };

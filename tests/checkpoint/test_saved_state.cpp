@@ -73,6 +73,7 @@ TEST_CASE("saved state: every contradiction is named with its key, and --resume 
         {"/skips", -1, "\"skips\" is -1"},
         {"/consecutive_skips", 2, "\"consecutive_skips\" is 2: a whole number from 0 to 1"},
         {"/norm_skips", 2, "\"norm_skips\" is 2: a whole number from 0 to 1"},
+        {"/moments_begin", 10, "\"moments_begin\" is 10: a whole number from 0 to 9"},
         {"/norms", nullptr, "\"norms\" is missing"},
         {"/norms", {1.0, "x"}, "\"norms\" is [1.0,\"x\"]: finite norms are needed"},
         {"/norms", {1.0, -1.0}, "finite norms"}, {"/norms", {1e300}, "finite norms"},

@@ -80,7 +80,8 @@ void check_adamw(int64_t n, const Types& types, int64_t shift_bytes, const StepS
         return AdamWArgs{.param = view("param"), .master = view("master"), .m = view("m"), .v = view("v"),
                          .grad = view("grad"), .state = static_cast<const StepState*>(view("state").data),
                          .lr_scale = 0.7f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
-                         .rng_key = rng_key(3, "model.norm.weight"), .element_offset = (1ll << 33) + 5};
+                         .moments_begin = state.adam_step / 10 * 10, .rng_key = rng_key(3, "model.norm.weight"),
+                         .element_offset = (1ll << 33) + 5};
     };
     c.run_same_types(cuda::adamw, cpu::adamw, args);
     for (const char* tensor : {"param", "master", "m", "v"}) {
@@ -135,8 +136,9 @@ void check_adamw_fp8(int64_t n, const Types& types, int64_t shift_bytes, const S
         return AdamWArgs{.param = view("param"), .master = view("master"), .m = view("m"), .v = view("v"),
                          .m_scale_inv = view("m_scale_inv"), .v_scale_inv = view("v_scale_inv"), .grad = view("grad"),
                          .state = static_cast<const StepState*>(view("state").data), .lr_scale = 0.5f, .beta1 = 0.9f,
-                         .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .rng_key = rng_key(3, "model.norm.weight"),
-                         .element_offset = (1ll << 33) + 256, .entry = static_cast<ScaleEntry*>(view("entry").data)};
+                         .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f, .moments_begin = state.adam_step / 10 * 10,
+                         .rng_key = rng_key(3, "model.norm.weight"), .element_offset = (1ll << 33) + 256,
+                         .entry = static_cast<ScaleEntry*>(view("entry").data)};
     });
     for (const char* tensor : {"param", "master", "m", "v", "m_scale_inv", "v_scale_inv", "entry"}) {
         if (state.skip) c.check_unchanged(tensor);

@@ -66,7 +66,8 @@ struct Builder {
         if (stacked.empty()) stacked = {rows};
         return add({.name = name, .rows = rows, .cols = cols, .layer = layer, .init = Param::Init::kNormal,
                     .init_std = std, .decay = true, .hf = std::move(hf),
-                    .optimizer = layer >= 0 ? of_layers : OptimizerKind::kAdamW, .stacked = std::move(stacked)});
+                    .optimizer = layer >= 0 ? of_layers : OptimizerKind::kAdamW, .optimizer_by_option = layer >= 0,
+                    .stacked = std::move(stacked)});
     }
 
     // A parameter that is one Hugging Face tensor; GPT-2 stores its matrices as [in, out].
@@ -174,6 +175,7 @@ struct Builder {
         p.down_weight = matrix(own + "experts.down.weight", down_parts, l, E * C, F, residual_std,
                                std::vector<int64_t>(static_cast<size_t>(E), C));
         param(p.router_weight).optimizer = OptimizerKind::kAdamW;
+        param(p.router_weight).optimizer_by_option = false;
         if (!c.gpt_oss()) param(p.up_weight).hf_stacked = hf + "mlp.experts.gate_up_proj";
         if (!c.gpt_oss()) param(p.down_weight).hf_stacked = hf + "mlp.experts.down_proj";
         param(p.up_weight).experts = param(p.down_weight).experts = E;

@@ -37,6 +37,7 @@ struct Param {
     int64_t experts = 1;           // matrices of as many rows, of which a token uses experts_per_token
     int64_t parts = 1, part = 0;   // --expert-parallel: this is one of `parts` equal parts of the parameter
     OptimizerKind optimizer = OptimizerKind::kAdamW;
+    bool optimizer_by_option = false;   // --optimizer decides: a matrix of a layer, but no router's
     std::vector<int64_t> stacked = {};   // rows of each matrix that Muon updates alone: Q, K, V; gate, up
     bool ema = false;            // --ema
     LrGroup lr_group = LrGroup::kVector;

@@ -84,7 +84,10 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
                       .missed = state.at("missed").get<std::vector<std::string>>()};
     for (const auto& [name, number] : kProgress) progress.*number = state.at(name).get<int64_t>();
     progress.loss_watch.restore(state.at("loss_watch").dump());
-    trainer_.set_state(ctx_, progress.adam_step, progress.norms);
+    if (config_.optimizer == OptimizerKind::kAdamW)
+        progress.moments_begin = saved.optimizer == OptimizerKind::kAdamW ? state.value("moments_begin", int64_t{0})
+                                                                          : progress.adam_step;
+    trainer_.set_state(ctx_, progress.adam_step, progress.norms, progress.moments_begin);
     trainer_.router_balance().set_load(ctx_, state.value("expert_load", std::vector<double>{}));
     restore_fp8(state, fp8_given, notes);
     // A checkpoint from another folder is saved under --save even if no step is left.
@@ -119,6 +122,7 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
         {"loss_watch", Json::parse(progress.loss_watch.state_json())},
     };
     for (const auto& [name, number] : kProgress) state[name] = progress.*number;
+    if (progress.moments_begin > 0) state["moments_begin"] = progress.moments_begin;
     if (config_.shape.has_experts()) state["expert_load"] = trainer_.router_balance().read_load(ctx_);
     return state.dump(1);
 }

@@ -20,6 +20,7 @@ struct Progress {
     int64_t step = 0;        // steps enqueued
     int64_t samples = 0;     // the data cursor
     int64_t adam_step = 0;   // updates applied
+    int64_t moments_begin = 0;   // of them, before AdamW's moments of the matrices of layers started at 0
     int64_t skips = 0;       // steps skipped
     int64_t norm_skips = 0;  // those of --skip-grad-norm
     int64_t consecutive_skips = 0;          // because of values that are not finite
