@@ -8,13 +8,15 @@ std::vector<BufferRow> Attention::rows(const ModelConfig& c, int64_t ranks) {
     const int64_t qkv_width = (NH + 2 * ranks * heads_of_rank(NKV, ranks)) * c.kv_channels;
     const auto part = [&](int64_t width) { return ranks > 1 ? width : 0; };
     const LinearKind proj = LinearKind::kProj;
+    // With split sequences another exchange would have to precede quantizing the output again.
+    const Lifetime quantized_output = ranks > 1 ? kSavedUnlessBlock : kSavedUnlessNormAct;
     std::vector<BufferRow> rows = PreNorm::rows(c, LinearKind::kQkv, kSaved, kSavedUnlessNormAct);
     rows.insert(rows.end(), {
         {"qkv before qk-norm", c.qk_norm ? c.qkv_width() : 0, Form::kWorking, kSavedUnlessBlock},
         {"qk-norm rstd", c.qk_norm ? c.qk_norm_heads(NH) + c.qk_norm_heads(NKV) : 0, Form::kStat, kSavedUnlessBlock},
         {"qkv", qkv_width, Form::kWorking, kSavedUnlessBlock},   // after rope
         {"attention output", c.q_width(), Form::kWorking, kSavedUnlessAttention, proj, true},
-        {"attention output, FP8 transposed", c.q_width(), Form::kFp8Transposed, kSavedUnlessBlock, proj},
+        {"attention output, FP8 transposed", c.q_width(), Form::kFp8Transposed, quantized_output, proj},
         {"log-sum-exp", NH, Form::kStat, kSavedUnlessAttention},
         {"d attention output", c.q_width(), Form::kWorking, kScratch},
         {"d qkv", qkv_width, Form::kWorking, kScratch},
@@ -232,6 +234,10 @@ LinearOperand Attention::backward(Ctx& ctx, int layer, const LinearOperand& dy, 
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows();
     const Tensor dout = buffers_.scratch(kDout, N), dqkv = buffers_.scratch(exchange_ ? kPartDqkv : kDqkv, N);
+    if (buffers_.recomputed(kOutFp8) && !buffers_.recomputed(kQkv)) {   // --recompute norm-act
+        Arena::Scope out_scope(ctx, model_.arena);
+        attend(ctx, layer, {}, batch, {.rowwise = false, .transposed = true, .recomputed = true});
+    }
     linear_backward(ctx, proj(layer), dout, dy, saved_out(layer, N), N);
     const LinearOperand dqkv_operand = dqkv_backward(ctx, layer, dout, dqkv, batch);
     // If qkv itself is not recomputed, only its weight gradient reads the norm's result.
