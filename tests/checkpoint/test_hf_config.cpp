@@ -194,8 +194,11 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
     const Json own = Json::parse(hf_config_json(all_configs()[4].config, Dtype::kFp32));
     const Json longrope = Json::parse(slurp("tests/fixtures/phi3_longrope/config.json"));
     const Json mistral = json_of("mistral"), qwen2 = json_of("qwen2, window");
+    Json dots = json_of("dots1");
+    dots.erase("sliding_window");   // 4096
+    dots.erase("layer_types");
     const std::vector<Case> cases = {
-        {llama, "/model_type", "gemma"}, {llama, "/model_type", "qwen2_moe"},
+        {dots, "/max_window_layers", 1}, {llama, "/model_type", "gemma"}, {llama, "/model_type", "qwen2_moe"},
         {llama, "/model_type", kRemove}, {llama, "/hidden_act", "gelu"}, {llama, "/attention_bias", "yes"},
         {llama, "/use_sliding_window", true}, {mistral, "/use_sliding_window", true}, {mistral, "/sliding_window", 0},
         {mistral, "/layer_types", {"full_attention", "full_attention"}}, {qwen2, "/max_window_layers", -1},

@@ -222,6 +222,10 @@ std::vector<int64_t> read_windows(const HfFields& f, const Family& family, int64
     if (family.window == 0 && family.hf != HfClass::kMixtral && family.hf != HfClass::kPhi3)
         f.only("sliding_window", nullptr, "this class has no window");
     f.ignore({"sliding_window", "max_window_layers"});   // Qwen's are read only if it uses them
+    if (family.hf == HfClass::kDots1 && !f.object.contains("sliding_window") && !f.has("layer_types")
+        && f.integer_or("max_window_layers", 62, 0, kMaxLayers) < layers)
+        f.refuse("max_window_layers", "layers from this one on have a window of 4096 if \"sliding_window\" is missing, "
+                                      "which is not supported; say null there if they have none");
     if (family.full_every > 0) f.ignore({"sliding_window_pattern", "_sliding_window_pattern"});   // layer_types counts
     int64_t window = 0;
     if (!family.has(kQwenWindow) || f.boolean_or("use_sliding_window", false))   // null: none
