@@ -197,7 +197,13 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
     Json dots = json_of("dots1");
     dots.erase("sliding_window");   // 4096
     dots.erase("layer_types");
+    Json gemma2 = json_of("gemma2"), gemma3 = json_of("gemma3"), alone = longrope;   // as files may leave fields out
+    for (Json* json : {&gemma2, &gemma3}) json->erase("layer_types");
+    alone.erase("original_max_position_embeddings");
     const std::vector<Case> cases = {
+        {gemma2, "/sliding_window_pattern", 3}, {gemma3, "/_sliding_window_pattern", 3},
+        {gemma3, "/sliding_window_pattern", 0}, {gemma3, "/rope_parameters", {{"rope_type", "default"}}},
+        {alone, "/rope_parameters/original_max_position_embeddings", 12},
         {dots, "/max_window_layers", 1}, {llama, "/model_type", "gemma"}, {llama, "/model_type", "qwen2_moe"},
         {llama, "/model_type", kRemove}, {llama, "/hidden_act", "gelu"}, {llama, "/attention_bias", "yes"},
         {llama, "/use_sliding_window", true}, {mistral, "/use_sliding_window", true}, {mistral, "/sliding_window", 0},

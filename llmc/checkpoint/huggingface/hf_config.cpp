@@ -249,8 +249,10 @@ std::vector<int64_t> read_windows(const HfFields& f, const Family& family, int64
         if (!family.has(kLayerTypes) && std::count(windows.begin(), windows.end(), window) < layers)
             f.refuse("layer_types", strf("this class has the same window in all layers, %lld", ll(window)));
     } else if (family.full_every > 0) {
-        const char* field = f.has("sliding_window_pattern") ? "sliding_window_pattern" : "_sliding_window_pattern";
-        const int64_t every = f.integer_or(field, family.full_every, 1, kMaxLayers);
+        const char *pattern = "sliding_window_pattern", *why = "transformers does not read it: layer_types is needed";
+        if (family.hf != HfClass::kGemma3) f.only(pattern, family.full_every, why);
+        const int64_t every = f.integer_or(pattern, family.full_every, 1, kMaxLayers);
+        f.only("_sliding_window_pattern", every, why);
         set_full([&](int64_t l) { return (l + 1) % every == 0; });
     } else if (family.has(kQwenWindow) && family.hf != HfClass::kQwen3Moe) {
         const int64_t first = f.integer_or("max_window_layers", 28, 0, kMaxLayers);

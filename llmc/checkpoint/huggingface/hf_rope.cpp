@@ -60,7 +60,11 @@ std::vector<double> read_factors(const HfFields& rope, const char* name, int64_t
 }
 
 RopeScaling read_longrope(const HfFields& rope, const HfFields& beside, const ModelConfig& c) {
-    RopeScaling scaling{.original_max_positions = read_original(rope, beside, 0), .type = RopeScalingType::kLongrope,
+    constexpr int64_t kDefault = 4096;   // of the class's field, which counts more than that of the dictionary
+    if (!beside.has(kOriginal) && rope.has(kOriginal) && rope.size(kOriginal, kMaxPositions) != kDefault)
+        rope.refuse(kOriginal, "transformers takes 4096 where config.json has none outside of this dictionary");
+    RopeScaling scaling{.original_max_positions = read_original(rope, beside, kDefault),
+                        .type = RopeScalingType::kLongrope,
                         .short_factors = read_factors(rope, "short_factor", c.rotated() / 2),
                         .long_factors = read_factors(rope, "long_factor", c.rotated() / 2)};
     const double ratio = static_cast<double>(c.max_positions) / static_cast<double>(scaling.original_max_positions);
@@ -188,7 +192,9 @@ void read_rope(const HfFields& f, ModelConfig& c, double local_base) {
     if (!f.has("rope_parameters")) return;
     const RopeScaling scaling = c.rope_scaling;
     const double base = c.rotary_base;
-    if (local_base != 0 && f.object["rope_parameters"].contains("full_attention")) read_rope_by_type(f, c);
+    // Of Gemma-3 transformers ignores one dictionary for all layers; 5.0 writes that of OLMo-3.
+    if (local_base > 0 || (local_base != 0 && f.object["rope_parameters"].contains("full_attention")))
+        read_rope_by_type(f, c);
     else read_rope_dictionary(f, "rope_parameters", c);
     if (f.has("rope_theta") && c.rotary_base != base) f.refuse("rope_theta", "rope_parameters says otherwise");
     if (!f.has("rope_scaling")) return;
