@@ -1,5 +1,7 @@
-// The tokenizer of the training data against the model's, --tokenizer, --resume and the vocabulary.
+// The tokenizer of the training data against the model's, --tokenizer, --resume and the vocabulary; padding of experts.
 #include "llmc/train/run/run_data.h"
+
+#include <algorithm>
 
 #include "llmc/base/system/files.h"
 #include "llmc/data/token_text.h"
@@ -109,4 +111,22 @@ TEST_CASE("run data: a vocabulary of initial weights has the tokenizer's tokens"
     c.config.shape.vocab_size = 2;
     c.sidecar("mine.json", vocabulary_of(c.dir / "model/tokenizer.json"), 3);
     CHECK(c.said() == "nothing");
+}
+
+TEST_CASE("run data: that padding goes to experts as tokens do is said") {
+    Case c;
+    c.file("a.meta.json", R"({"tokenizer": {"separator": 1}})");
+    spill(c.dir / "a.bin", llmc_v1({1, 2, 3, 1, 4, 5, 1, 6, 7, 1}));   // documents of three tokens, samples of four
+    const auto noted = [&] {
+        CHECK(c.said() == "nothing");
+        return std::count_if(c.notes.begin(), c.notes.end(), [](const std::string& note) {
+            return note.starts_with("experts: the padding of samples");
+        });
+    };
+    c.config.align_documents = true;
+    CHECK(noted() == 0);
+    c.config.shape.num_experts = 4;
+    CHECK(noted() == 1);
+    c.config.align_documents = false;
+    CHECK(noted() == 0);
 }

@@ -82,6 +82,9 @@ void RunData::open(Config& config, std::vector<std::string>& notes) {
             "dtype of its tokens", config.token_dtype.c_str());
     for (const std::string& line : describe_data(*train, samples_after(config, config.train_iters)))
         notes.push_back("training data: " + line);
+    if (config.shape.has_experts() && train->packed().padding > 0)
+        notes.push_back("experts: the padding of samples goes to few of them and counts in their loads, which are "
+                        "balanced with it");
     if (!valid) return;
     // A run of one step may evaluate on all that it trains on, to get the loss of a checkpoint.
     const std::string note = check_validation_shards(train->shards(), valid->shards(), config.train_iters == 1);
