@@ -34,7 +34,7 @@ class TransformersTest(TrainTest):
 
     def model(self, name, seed=1):
         """A random model in double, saved in FP32; its folder; and a shard of as many samples as a step has."""
-        model = hf.MODELS[name][0]().double().train()
+        model = hf.model_of(name).train()
         hf.randomise(model, torch.float32, seed)
         folder = self.path(name)
         model.float().save_pretrained(folder)

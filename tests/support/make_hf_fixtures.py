@@ -22,250 +22,140 @@ import json
 import pathlib
 import shutil
 import sys
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (Dots1Config, Dots1ForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM,
-                          Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM,
-                          GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM,
-                          MinistralConfig, MinistralForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig,
-                          MixtralForCausalLM, Olmo2Config, Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM,
-                          OlmoeConfig, OlmoeForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
-                          Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, SolarOpenConfig,
-                          SolarOpenForCausalLM)
+from transformers import (AutoModelForCausalLM, Dots1Config, Gemma2Config, Gemma3TextConfig, GPT2Config, GptOssConfig,
+                          GraniteConfig, LlamaConfig, MinistralConfig, MistralConfig, MixtralConfig, Olmo2Config,
+                          Olmo3Config, OlmoeConfig, Phi3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig,
+                          SolarOpenConfig)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 BATCH, LENGTH, VOCAB = 2, 16, 97
+
+
+def rope(theta, rope_type="default", **more):
+    return dict(rope_type=rope_type, rope_theta=theta, **more)
+
+
+def yarn(original_positions, **more):
+    return rope(1000.0, "yarn", factor=4.0, original_max_position_embeddings=original_positions, **more)
+
 
 SHAPE = dict(vocab_size=VOCAB, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
              intermediate_size=96, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
              attn_implementation="eager", experts_implementation="eager")
 # Unusual: odd vocabularies, one key/value head, head_dim is not hidden_size / heads, windows of less than LENGTH.
 SMALL = SHAPE | dict(hidden_size=40, num_hidden_layers=2, num_key_value_heads=1, intermediate_size=56,
-                     rope_parameters=dict(rope_type="default", rope_theta=1000.0))
+                     rope_parameters=rope(1000.0))
+WINDOW_THEN_FULL = ["sliding_attention", "full_attention"]
 
 
-def gpt2():
-    return GPT2LMHeadModel(GPT2Config(
+def small(without=None, **fields):
+    """SMALL with these fields, and without one that the class does not have."""
+    return {name: value for name, value in (SMALL | fields).items() if name != without}
+
+
+def gpt_oss(experts, **fields):
+    return small(num_local_experts=experts, num_experts_per_tok=experts // 2 + 1, sliding_window=5,
+                 rope_parameters=yarn(32, truncate=False), **fields)
+
+
+class Model(NamedTuple):
+    config_class: type
+    fields: dict
+    dtype: torch.dtype = torch.float32   # of the saved weights
+    part_size: str = "1GB"
+
+
+# The reading of each dtype, of one file and of several is covered by a file that transformers wrote. The place of a
+# model decides its seed.
+MODELS = {
+    "gpt2": Model(GPT2Config, dict(
         vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=32, n_inner=128, bos_token_id=None,
-        eos_token_id=None, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager"))
-
-
-def llama():
+        eos_token_id=None, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager")),
     # Wavelengths 6.3, 19.9, 62.8 ...: with 32 original positions one frequency stays, one lies in the smooth
     # band, the others are divided by the factor.
-    rope = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
-                original_max_position_embeddings=32)
-    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, rope_parameters=rope, rms_norm_eps=1e-5,
-                                        tie_word_embeddings=False, **SHAPE))
-
-
-def llama_tied():
-    rope = dict(rope_type="default", rope_theta=500.0)
-    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, rope_parameters=rope, rms_norm_eps=1e-6,
-                                        tie_word_embeddings=True, **SHAPE))
-
-
-def qwen3():
-    rope = dict(rope_type="default", rope_theta=10000.0)
-    return Qwen3ForCausalLM(Qwen3Config(num_hidden_layers=2, rope_parameters=rope, rms_norm_eps=1e-6,
-                                        tie_word_embeddings=False, **SHAPE))
-
-
-def llama_attention_bias():
-    return LlamaForCausalLM(LlamaConfig(attention_bias=True, **SMALL))
-
-
-def llama_mlp_bias():
-    return LlamaForCausalLM(LlamaConfig(mlp_bias=True, **SMALL | dict(vocab_size=131, num_key_value_heads=4)))
-
-
-def mistral():
-    return MistralForCausalLM(MistralConfig(sliding_window=None, **SMALL | dict(hidden_size=56, num_attention_heads=3)))
-
-
-def mistral_window():
-    return MistralForCausalLM(MistralConfig(sliding_window=5, **SMALL | dict(vocab_size=131)))
-
-
-def ministral():
-    return MinistralForCausalLM(MinistralConfig(
-        sliding_window=5, layer_types=["sliding_attention", "full_attention"], **SMALL | dict(intermediate_size=24)))
-
-
-def qwen2():
-    shape = SMALL | dict(hidden_size=48, num_attention_heads=6)
-    del shape["head_dim"]
-    return Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=True, use_sliding_window=False, sliding_window=5,
-                                        max_window_layers=1, **shape))
-
-
-def qwen2_window():
-    return Qwen2ForCausalLM(Qwen2Config(use_sliding_window=True, sliding_window=7, max_window_layers=0, **SMALL))
-
-
-def qwen3_layers():
-    # transformers writes the layer_types that follow: full_attention, sliding_attention.
-    return Qwen3ForCausalLM(Qwen3Config(use_sliding_window=True, sliding_window=4, max_window_layers=1,
-                                        **SMALL | dict(intermediate_size=24)))
-
-
-def qwen3_bias_window():
-    return Qwen3ForCausalLM(Qwen3Config(attention_bias=True, use_sliding_window=True, sliding_window=3,
-                                        max_window_layers=0, **SMALL | dict(vocab_size=101)))
-
-
-def qwen3_yarn():
+    "llama": Model(LlamaConfig, SHAPE | dict(
+        num_hidden_layers=2, rms_norm_eps=1e-5, tie_word_embeddings=False, rope_parameters=rope(
+            10000.0, "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+            original_max_position_embeddings=32)), part_size="120KB"),
+    "llama_tied": Model(LlamaConfig, SHAPE | dict(
+        num_hidden_layers=1, rope_parameters=rope(500.0), rms_norm_eps=1e-6, tie_word_embeddings=True), torch.bfloat16),
+    "qwen3": Model(Qwen3Config, SHAPE | dict(
+        num_hidden_layers=2, rope_parameters=rope(10000.0), rms_norm_eps=1e-6, tie_word_embeddings=False),
+        torch.float16),
+    "llama_attention_bias": Model(LlamaConfig, small(attention_bias=True)),
+    "llama_mlp_bias": Model(LlamaConfig, small(mlp_bias=True, vocab_size=131, num_key_value_heads=4)),
+    "mistral": Model(MistralConfig, small(sliding_window=None, hidden_size=56, num_attention_heads=3)),
+    "mistral_window": Model(MistralConfig, small(sliding_window=5, vocab_size=131)),
+    "qwen2": Model(Qwen2Config, small(
+        without="head_dim", tie_word_embeddings=True, use_sliding_window=False, sliding_window=5, max_window_layers=1,
+        hidden_size=48, num_attention_heads=6), torch.bfloat16),
+    "qwen2_window": Model(Qwen2Config, small(use_sliding_window=True, sliding_window=7, max_window_layers=0)),
+    "qwen3_bias_window": Model(Qwen3Config, small(
+        attention_bias=True, use_sliding_window=True, sliding_window=3, max_window_layers=0, vocab_size=101)),
     # Of 8 pairs, pair 0 turns often within 64 positions and stays, 1 and 2 are interpolated, the others are divided.
-    rope = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=64)
-    return Qwen3ForCausalLM(Qwen3Config(**SMALL | dict(vocab_size=101, num_hidden_layers=1, rope_parameters=rope,
-                                                       max_position_embeddings=256)))
-
-
-def qwen3_moe():
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(
+    "qwen3_yarn": Model(Qwen3Config, small(
+        vocab_size=101, num_hidden_layers=1, rope_parameters=yarn(64), max_position_embeddings=256)),
+    "qwen3_moe": Model(Qwen3MoeConfig, small(
         num_experts=5, num_experts_per_tok=3, moe_intermediate_size=24, norm_topk_prob=True, use_sliding_window=True,
-        sliding_window=5, attention_bias=True, **SMALL))
-
-
-def olmoe():
-    shape = SMALL | dict(hidden_size=32, num_key_value_heads=4, intermediate_size=24, num_hidden_layers=1)
-    del shape["head_dim"]
-    return OlmoeForCausalLM(OlmoeConfig(num_experts=6, num_experts_per_tok=4, pad_token_id=None, **shape))
-
-
-def olmo2():
-    return Olmo2ForCausalLM(Olmo2Config(attention_bias=True, pad_token_id=None, **SMALL | dict(
-        num_attention_heads=5, num_key_value_heads=5, head_dim=8)))
-
-
-def granite():
-    return GraniteForCausalLM(GraniteConfig(
-        attention_bias=True, mlp_bias=True, tie_word_embeddings=True, embedding_multiplier=5.5, logits_scaling=3.0,
-        residual_multiplier=0.37, attention_multiplier=0.11, **SMALL))
-
-
-def gemma3():
-    # The scale of scores is not that of the head dim.
-    rope = dict(full_attention=dict(rope_type="linear", factor=4.0, rope_theta=1000.0),
-                sliding_attention=dict(rope_type="default", rope_theta=100.0))
-    return Gemma3ForCausalLM(Gemma3TextConfig(
-        attention_bias=True, pad_token_id=None, query_pre_attn_scalar=21, sliding_window=5,
-        layer_types=["sliding_attention", "full_attention"], **SMALL | dict(rope_parameters=rope)))
-
-
-def gemma2():
-    # Caps that bend most scores and logits; the windows are those that follow without layer_types.
-    return Gemma2ForCausalLM(Gemma2Config(
-        attention_bias=True, pad_token_id=None, query_pre_attn_scalar=11, sliding_window=5, attn_logit_softcapping=1.5,
-        final_logit_softcapping=2.5, **SMALL | dict(num_attention_heads=5, head_dim=24)))
-
-
-def olmo3():
-    yarn = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=32)
-    rope = dict(full_attention=yarn, sliding_attention=dict(rope_type="default", rope_theta=1000.0))
-    return Olmo3ForCausalLM(Olmo3Config(
-        pad_token_id=None, sliding_window=5, layer_types=["sliding_attention", "full_attention"], **SMALL | dict(
-            num_attention_heads=5, num_key_value_heads=5, head_dim=8, rope_parameters=rope)))
-
-
-def olmo2_grouped():
-    return Olmo2ForCausalLM(Olmo2Config(pad_token_id=None, **SMALL | dict(
-        num_attention_heads=5, num_key_value_heads=1, head_dim=8, intermediate_size=24)))
-
-
-def phi3():
-    rope = dict(rope_type="default", rope_theta=1000.0, partial_rotary_factor=0.625)   # 10 of 16 elements
-    return Phi3ForCausalLM(Phi3Config(
-        sliding_window=9, pad_token_id=None, original_max_position_embeddings=128,
-        **SMALL | dict(num_key_value_heads=2, rope_parameters=rope)))
-
-
-def phi3_longrope():
-    # Sequences of LENGTH are longer than the original ones.
-    rope = dict(rope_type="longrope", rope_theta=1000.0, partial_rotary_factor=0.5, short_factor=[1.0, 1.1, 1.3, 1.5],
-                long_factor=[1.25, 1.75, 3.5, 9.0], original_max_position_embeddings=12)
-    return Phi3ForCausalLM(Phi3Config(
-        pad_token_id=None, original_max_position_embeddings=12,
-        **SMALL | dict(hidden_size=48, num_attention_heads=3, rope_parameters=rope, intermediate_size=24)))
-
-
-def mixtral():
-    return MixtralForCausalLM(MixtralConfig(
-        num_local_experts=4, num_experts_per_tok=2, **SMALL | dict(intermediate_size=24, num_hidden_layers=1)))
-
-
-def dots1():
-    return Dots1ForCausalLM(Dots1Config(
+        sliding_window=5, attention_bias=True)),
+    "olmoe": Model(OlmoeConfig, small(
+        without="head_dim", num_experts=6, num_experts_per_tok=4, pad_token_id=None, hidden_size=32,
+        num_key_value_heads=4, intermediate_size=24, num_hidden_layers=1)),
+    "mixtral": Model(MixtralConfig, small(
+        num_local_experts=4, num_experts_per_tok=2, intermediate_size=24, num_hidden_layers=1)),
+    "dots1": Model(Dots1Config, small(
         n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=2, norm_topk_prob=True,
-        routed_scaling_factor=2.5, sliding_window=None, attention_bias=True, **SMALL))
-
-
-# The first layer has no experts.
-def dots1_dense():
-    return Dots1ForCausalLM(Dots1Config(
+        routed_scaling_factor=2.5, sliding_window=None, attention_bias=True)),
+    "solar_open": Model(SolarOpenConfig, small(
+        without="intermediate_size", n_routed_experts=6, num_experts_per_tok=4, moe_intermediate_size=16,
+        norm_topk_prob=False, num_hidden_layers=1)),
+    "olmo2": Model(Olmo2Config, small(
+        attention_bias=True, pad_token_id=None, num_attention_heads=5, num_key_value_heads=5, head_dim=8)),
+    "granite": Model(GraniteConfig, small(
+        attention_bias=True, mlp_bias=True, tie_word_embeddings=True, embedding_multiplier=5.5, logits_scaling=3.0,
+        residual_multiplier=0.37, attention_multiplier=0.11)),
+    # The scale of scores is not that of the head dim.
+    "gemma3": Model(Gemma3TextConfig, small(
+        attention_bias=True, pad_token_id=None, query_pre_attn_scalar=21, sliding_window=5,
+        layer_types=WINDOW_THEN_FULL, rope_parameters=dict(
+            full_attention=rope(1000.0, "linear", factor=4.0), sliding_attention=rope(100.0)))),
+    "phi3": Model(Phi3Config, small(
+        sliding_window=9, pad_token_id=None, original_max_position_embeddings=128, num_key_value_heads=2,
+        rope_parameters=rope(1000.0, partial_rotary_factor=0.625))),   # 10 of 16 elements
+    "olmo3": Model(Olmo3Config, small(
+        pad_token_id=None, sliding_window=5, layer_types=WINDOW_THEN_FULL, num_attention_heads=5, num_key_value_heads=5,
+        head_dim=8, rope_parameters=dict(full_attention=yarn(32), sliding_attention=rope(1000.0)))),
+    "ministral": Model(MinistralConfig, small(
+        sliding_window=5, layer_types=WINDOW_THEN_FULL, intermediate_size=24)),
+    # transformers writes the layer_types that follow: full_attention, sliding_attention.
+    "qwen3_layers": Model(Qwen3Config, small(
+        use_sliding_window=True, sliding_window=4, max_window_layers=1, intermediate_size=24), torch.bfloat16),
+    # The first layer has no experts.
+    "dots1_dense": Model(Dots1Config, small(
         n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1, norm_topk_prob=True,
-        first_k_dense_replace=1, sliding_window=None, **SMALL))
-
-
-def qwen3_moe_dense():
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(
-        num_experts=3, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True, mlp_only_layers=[0],
-        **SMALL))
-
-
-def solar_open():
-    shape = SMALL | dict(num_hidden_layers=1)
-    del shape["intermediate_size"]
-    return SolarOpenForCausalLM(SolarOpenConfig(
-        n_routed_experts=6, num_experts_per_tok=4, moe_intermediate_size=16, norm_topk_prob=False, **shape))
-
-
-def gpt_oss(experts=5, **shape):
-    rope = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=32, truncate=False)
-    return GptOssForCausalLM(GptOssConfig(
-        num_local_experts=experts, num_experts_per_tok=experts // 2 + 1, sliding_window=5,
-        **SMALL | dict(intermediate_size=24, rope_parameters=rope) | shape))
-
-
-def gpt_oss_mxfp4():
-    return gpt_oss(experts=3, hidden_size=64, intermediate_size=32, attention_bias=False)   # blocks of 32
-
-
-# name: constructor, dtype of the saved weights, size of a part. The reading of each dtype, of one file and of
-# several is covered by a file that transformers wrote.
-MODELS = {
-    "gpt2": (gpt2, torch.float32, "1GB"),
-    "llama": (llama, torch.float32, "120KB"),
-    "llama_tied": (llama_tied, torch.bfloat16, "1GB"),
-    "qwen3": (qwen3, torch.float16, "1GB"),
-    "llama_attention_bias": (llama_attention_bias, torch.float32, "1GB"),
-    "llama_mlp_bias": (llama_mlp_bias, torch.float32, "1GB"),
-    "mistral": (mistral, torch.float32, "1GB"),
-    "mistral_window": (mistral_window, torch.float32, "1GB"),
-    "qwen2": (qwen2, torch.bfloat16, "1GB"),
-    "qwen2_window": (qwen2_window, torch.float32, "1GB"),
-    "qwen3_bias_window": (qwen3_bias_window, torch.float32, "1GB"),
-    "qwen3_yarn": (qwen3_yarn, torch.float32, "1GB"),
-    "qwen3_moe": (qwen3_moe, torch.float32, "1GB"),
-    "olmoe": (olmoe, torch.float32, "1GB"),
-    "mixtral": (mixtral, torch.float32, "1GB"),
-    "dots1": (dots1, torch.float32, "1GB"),
-    "solar_open": (solar_open, torch.float32, "1GB"),
-    "olmo2": (olmo2, torch.float32, "1GB"),
-    "granite": (granite, torch.float32, "1GB"),
-    "gemma3": (gemma3, torch.float32, "1GB"),
-    "phi3": (phi3, torch.float32, "1GB"),
-    "olmo3": (olmo3, torch.float32, "1GB"),
-    "ministral": (ministral, torch.float32, "1GB"),
-    "qwen3_layers": (qwen3_layers, torch.bfloat16, "1GB"),
-    "dots1_dense": (dots1_dense, torch.float32, "1GB"),
-    "qwen3_moe_dense": (qwen3_moe_dense, torch.bfloat16, "1GB"),
-    "gemma2": (gemma2, torch.float32, "1GB"),
-    "phi3_longrope": (phi3_longrope, torch.bfloat16, "1GB"),
-    "olmo2_grouped": (olmo2_grouped, torch.bfloat16, "1GB"),
-    "gpt_oss": (gpt_oss, torch.float32, "1GB"),
-    "gpt_oss_mxfp4": (gpt_oss_mxfp4, torch.bfloat16, "1GB"),
+        first_k_dense_replace=1, sliding_window=None)),
+    "qwen3_moe_dense": Model(Qwen3MoeConfig, small(
+        num_experts=3, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True, mlp_only_layers=[0]),
+        torch.bfloat16),
+    # Caps that bend most scores and logits; the windows are those that follow without layer_types.
+    "gemma2": Model(Gemma2Config, small(
+        attention_bias=True, pad_token_id=None, query_pre_attn_scalar=11, sliding_window=5, attn_logit_softcapping=1.5,
+        final_logit_softcapping=2.5, num_attention_heads=5, head_dim=24)),
+    # Sequences of LENGTH are longer than the original ones.
+    "phi3_longrope": Model(Phi3Config, small(
+        pad_token_id=None, original_max_position_embeddings=12, hidden_size=48, num_attention_heads=3,
+        intermediate_size=24, rope_parameters=rope(
+            1000.0, "longrope", partial_rotary_factor=0.5, short_factor=[1.0, 1.1, 1.3, 1.5],
+            long_factor=[1.25, 1.75, 3.5, 9.0], original_max_position_embeddings=12)), torch.bfloat16),
+    "olmo2_grouped": Model(Olmo2Config, small(
+        pad_token_id=None, num_attention_heads=5, head_dim=8, intermediate_size=24), torch.bfloat16),
+    "gpt_oss": Model(GptOssConfig, gpt_oss(5, intermediate_size=24)),
+    "gpt_oss_mxfp4": Model(GptOssConfig, gpt_oss(
+        3, hidden_size=64, intermediate_size=32, attention_bias=False), torch.bfloat16),   # blocks of 32
 }
 # Experts as transformers 5 has them in memory; the others are saved one by one, as transformers 4 does.
 STACKED = ["mixtral"]
@@ -358,9 +248,13 @@ def check_against_single(model, ids, targets, logits, loss):
     assert 0 < error < 1e-4 and abs(loss32.item() - loss.item()) < 1e-5, (error, loss32, loss)
 
 
+def model_of(name):
+    return AutoModelForCausalLM.from_config(MODELS[name].config_class(**MODELS[name].fields)).double()
+
+
 def make(name, directory, seed):
-    constructor, dtype, part_size = MODELS[name]
-    model = constructor().double().eval()
+    _, _, dtype, part_size = MODELS[name]
+    model = model_of(name).eval()
     randomise(model, dtype, seed)
     packed = quantize_experts(model, seed + 2) if name == "gpt_oss_mxfp4" else None
     generator = torch.Generator().manual_seed(seed + 1)
