@@ -3,11 +3,11 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import unittest
 
 from tests.support.folder import FolderTest
 from tests.support.ranks import HAVE_RANKS, MPIRUN
+from tests.support.run_command import run_command
 from tests.support.train import GPT2, LLAMA, ROOT
 
 SHAPE = ["--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "48", "--num-attention-heads", "4",
@@ -21,9 +21,7 @@ def matmul_name(m):
 
 class BenchTest(FolderTest):
     def run_words(self, *words, expect=0):
-        done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=ROOT)
-        self.assertEqual(done.returncode, expect, done.stdout[-3000:] + done.stderr)
-        return done
+        return run_command(words, expect, cwd=ROOT)
 
     def bench(self, *words, launcher=()):
         bench = json.loads(self.run_words(*launcher, words[0], "bench", "--json", *words[1:]).stdout)
@@ -114,8 +112,7 @@ class BenchTest(FolderTest):
         words = ["dev/bench/bench.sh", self.folder / "out"]
         environment = {**os.environ, "BUILD": os.path.dirname(GPT2), "KERNELS": "", "MODELS": "tiny",
                        "RECIPES": "bf16 blockwise", "TINY_OPTIONS": " ".join(SHAPE) + " --num-query-groups 4"}
-        done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        run_command(words, cwd=ROOT, env=environment)
         summary = (self.folder / "out" / "summary.md").read_text()
         for part in ("| tiny-bf16 |", "| tiny-blockwise |", "attention_backward", "gaps", "* ceiling: device copy"):
             self.assertIn(part, summary)

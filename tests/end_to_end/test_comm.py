@@ -2,12 +2,12 @@
 NCCL's library; errors when that library is too old, fails or hangs."""
 import os
 import re
-import subprocess
 import time
 import unittest
 import unittest.mock
 
 from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.run_command import run_command
 from tests.support.train import BUILD, TrainTest
 
 CHECK = os.path.join(BUILD, "comm_check")
@@ -21,10 +21,7 @@ class CommTest(TrainTest):
 
     def check(self, ranks, *options, expect=0, fake=""):
         environment = dict(ENVIRONMENT, FAKE_NCCL=fake, LD_LIBRARY_PATH=FAKE)
-        done = subprocess.run([*MPIRUN, "-np", str(ranks), CHECK, *options], capture_output=True, text=True,
-                              timeout=120, env=environment)
-        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
-        return done
+        return run_command([*MPIRUN, "-np", str(ranks), CHECK, *options], expect, env=environment)
 
     def digest(self, done, ranks):
         found = re.search(rf"comm_check: {ranks} ranks, (\d+) cases as expected, digest (\w+)", done.stdout)

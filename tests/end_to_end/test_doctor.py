@@ -2,11 +2,11 @@
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import unittest
 
 from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.run_command import run_command
 from tests.support.train import BUILD, GPT2, LLAMA, ROOT
 
 ON_CPU = not os.path.basename(BUILD).startswith("cuda")
@@ -18,10 +18,7 @@ CLEAN = {name: value for name, value in ENVIRONMENT.items() if not name.startswi
 class DoctorTest(unittest.TestCase):
     def doctor(self, *options, expect=0, binary=LLAMA, ranks=0, **environment):
         start = [*MPIRUN, "-np", str(ranks)] if ranks else []
-        done = subprocess.run([*start, binary, "doctor", *options], capture_output=True, text=True, timeout=120,
-                              env=dict(CLEAN, **environment))
-        self.assertEqual(done.returncode, expect, done.stdout[-3000:] + done.stderr[-2000:])
-        return done
+        return run_command([*start, binary, "doctor", *options], expect, env=dict(CLEAN, **environment))
 
     def items(self, *options, **others):
         report = json.loads(self.doctor("--json", *options, **others).stdout)
@@ -60,7 +57,7 @@ class DoctorTest(unittest.TestCase):
         text = self.doctor("--help").stdout
         for name in ("--save DIR", "--json", "FP8 recipe", "shared memory", "Exit codes: 0"):
             self.assertIn(name, text)
-        done = subprocess.run([LLAMA, "--help"], capture_output=True, text=True, timeout=60, env=CLEAN)
+        done = run_command([LLAMA, "--help"], None, env=CLEAN)
         self.assertIn("train_llama doctor", done.stdout)
 
     def test_the_folder_for_checkpoints(self):
@@ -97,6 +94,5 @@ class DoctorTest(unittest.TestCase):
     def test_the_launch_wrapper_passes_the_exit_code_on(self):
         launch = [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:], "-np", "2", LLAMA, "doctor"]
         for options, code in (([], 0), (["--save", LLAMA], 1)):
-            done = subprocess.run(launch + options, capture_output=True, text=True, timeout=120, env=CLEAN)
-            self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+            done = run_command(launch + options, code, env=CLEAN)
             self.assertEqual("doctor: failed: " in done.stdout, code == 1, done.stdout)

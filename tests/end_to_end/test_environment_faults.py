@@ -12,6 +12,7 @@ import subprocess
 import unittest
 
 from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, each_rank
+from tests.support.run_command import run_command
 from tests.support.train import BUILD, GPT2, ROOT, TrainTest
 
 FILES = "a run needs 64 open files: raise it with ulimit -n"
@@ -77,8 +78,7 @@ class EnvironmentFaults(TrainTest):
                 shutil.rmtree(self.path("out"), ignore_errors=True)
                 environment = {**ENVIRONMENT, "LC_ALL": "C.UTF-8", **variables}
                 environment = {key: value for key, value in environment.items() if value is not None}
-                done = subprocess.run(command(before), capture_output=True, text=True, timeout=60, cwd=self.dir,
-                                      env=environment, check=False)
+                done = run_command(command(before), None, cwd=self.dir, env=environment)
                 # OpenMP complains twice, because the program starts again with passive threads.
                 said = list(dict.fromkeys(line for line in done.stderr.split("\n") if line))
                 if os.environ.get("FAULTS") == "print":
@@ -118,9 +118,7 @@ class EnvironmentFaults(TrainTest):
                                ("both", (preload, preload))):
             for way, start in (("wrapper", launcher), ("mpirun", MPIRUN)):
                 with self.subTest(name, way=way):
-                    done = subprocess.run([*start, *each_rank(*commands)], capture_output=True, text=True, timeout=60,
-                                          env=ENVIRONMENT, check=False)
-                    self.assertEqual(done.returncode, 2, done.stderr)
+                    done = run_command([*start, *each_rank(*commands)], 2, env=ENVIRONMENT)
                     self.assertRegex(done.stderr, rf"(?m)^error: rank {int(name == 'second')}: a thread cannot be "
                                                   "started: raise the limit on processes")
                     self.assertNotIn("is gone", done.stderr)
@@ -129,8 +127,7 @@ class EnvironmentFaults(TrainTest):
     def test_shared_memory_of_several_ranks(self):
         os.mkdir(self.path("empty"))
         private = ["unshare", "--mount"]
-        able = subprocess.run([*private, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True,
-                              check=False)
+        able = run_command([*private, "mount", "-t", "tmpfs", "none", "/mnt"], None)
         if able.returncode:
             self.skipTest("mounting needs privileges: " + able.stderr.strip())
         self.check(SHARED_MEMORY, lambda before: [*private, *in_shell(before, self.launcher())])

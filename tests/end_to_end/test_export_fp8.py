@@ -6,11 +6,11 @@ import json
 import os
 import re
 import struct
-import subprocess
 import sys
 import unittest
 from pathlib import Path
 
+from tests.support.run_command import run_command
 from tests.support.train import LLAMA, ROOT, TrainTest
 
 SCRIPT = os.path.join(ROOT, "scripts", "export_fp8")
@@ -47,8 +47,7 @@ class ExportFp8(TrainTest):
         return self.path(recipe)
 
     def export(self, *words, expect=0):
-        done = subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True, timeout=300)
-        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        done = run_command([sys.executable, SCRIPT, *words], expect)
         return done.stdout if expect == 0 else done.stderr
 
     def test_every_bf16_number_becomes_the_nearest_in_the_table(self):

@@ -5,12 +5,12 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 import unittest
 from pathlib import Path
 
 from llmfp8.text_tokenizers import BytesTokenizer
+from tests.support.run_command import run_command
 from tests.support.train import GPT2, LLAMA, ROOT, TrainTest, records
 
 SCRIPT = os.path.join(ROOT, "scripts", "generate")
@@ -27,8 +27,7 @@ class GenerateTest(TrainTest):
         return self.path("run")
 
     def generate(self, *options, binary=LLAMA, expect=0, text=True):
-        done = subprocess.run([binary, "generate", *options], capture_output=True, text=text, timeout=120)
-        self.assertEqual(done.returncode, expect, done.stderr)
+        done = run_command([binary, "generate", *options], expect, text=text)
         if expect:
             self.assertEqual(done.stdout, "")
             self.assertEqual(done.stderr.splitlines()[-1][:7], "error: ")
@@ -99,10 +98,8 @@ class GenerateTest(TrainTest):
                                r"and \d+\.\d\d GiB are free: lower --sample-tokens\n\Z")
 
     def script(self, *arguments, expect=0, **environment):
-        done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=120,
-                              env=dict(os.environ, PYTHONDONTWRITEBYTECODE="1", **environment))
-        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
-        return done
+        return run_command([sys.executable, SCRIPT, *arguments], expect,
+                           env=dict(os.environ, PYTHONDONTWRITEBYTECODE="1", **environment))
 
     def test_script_encodes_and_decodes(self):
         folder = self.save(LLAMA, *self.BYTES)
@@ -142,8 +139,7 @@ class GenerateTest(TrainTest):
         for change in broken:
             with self.subTest(change):
                 Path(self.path("model", "tokenizer.json")).write_text(json.dumps({**plain, **change}))
-                done = subprocess.run([sys.executable, SCRIPT, self.path("model"), "a text"], capture_output=True,
-                                      text=True, timeout=60)
+                done = run_command([sys.executable, SCRIPT, self.path("model"), "a text"], None)
                 self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
                 self.assertRegex(done.stderr.splitlines()[-1],
                                  r"\Aerror: \S+/tokenizer.json: not a tokenizer.json that .*: PanicException: ")

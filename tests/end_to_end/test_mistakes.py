@@ -14,6 +14,7 @@ import tempfile
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 
+from tests.support.run_command import run_command
 from tests.support import mistake_files
 from tests.support.train import BUILD, GPT2, LLAMA, ROOT, TrainTest
 
@@ -297,8 +298,8 @@ class MistakesTest(unittest.TestCase):
     @classmethod
     def run_command(cls, command):
         environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", COLUMNS="100")
-        return subprocess.run(words_of(command), cwd=cls.dir, env=environment, stdin=subprocess.DEVNULL, text=True,
-                              capture_output=True, errors="replace", timeout=120)
+        return run_command(words_of(command), None, cwd=cls.dir, env=environment, stdin=subprocess.DEVNULL,
+                           errors="replace")
 
     def test_a_mistake_gets_one_line_with_the_way_out(self):
         self.assertGreaterEqual(len(ROWS), 120)

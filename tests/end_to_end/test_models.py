@@ -4,11 +4,11 @@ import ast
 import json
 import os
 import shutil
-import subprocess
 import unittest
 from pathlib import Path
 
 from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.run_command import run_command
 from tests.support.train import GPT2, LLAMA, ROOT, TrainTest, records
 
 FIXTURES = os.path.join(ROOT, "tests", "fixtures")
@@ -53,11 +53,8 @@ class ModelsTest(TrainTest):
         return model
 
     def train(self, *options, expect=0, launcher=()):
-        done = subprocess.run([*launcher, LLAMA, "--train-data", self.path("train_0.bin"), "--seq-length", "16",
-                               "--micro-batch-size", "2", "--dtype", "fp32", *options], capture_output=True, text=True,
-                              timeout=120, env=ENVIRONMENT)
-        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
-        return done
+        return run_command([*launcher, LLAMA, "--train-data", self.path("train_0.bin"), "--seq-length", "16",
+                            "--micro-batch-size", "2", "--dtype", "fp32", *options], expect, env=ENVIRONMENT)
 
     def check_brought(self, checkpoint):
         for file, text in BROUGHT.items():

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 import unittest
 from pathlib import Path
 
 from llmfp8.chat_templates import LLAMA3
 from tests.support.ranks import HAVE_RANKS
+from tests.support.run_command import run_command
 from tests.support.train import BUILD, GPT2, LLAMA, ROOT
 
 DOCUMENTS = ("README.md", "scripts/README.md", "data/README.md",
@@ -242,8 +242,7 @@ class PastedCommands(unittest.TestCase):
 
     @classmethod
     def paste(cls, command, folder, codes=(0,)):
-        done = subprocess.run(["bash", "-c", command], cwd=folder, env=cls.environment, capture_output=True, text=True,
-                              errors="replace", timeout=300)
+        done = run_command(["bash", "-c", command], None, cwd=folder, env=cls.environment, errors="replace")
         if done.returncode not in codes:
             raise AssertionError(f"exit code {done.returncode} of {command}\n{done.stdout[-2000:]}"
                                  f"{done.stderr[-2000:]}")

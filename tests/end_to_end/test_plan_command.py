@@ -1,16 +1,15 @@
 """`plan`, `--dry-run`, and the lines on its plan that a run prints. Standard library only."""
 import json
 import re
-import subprocess
 
+from tests.support.run_command import run_command
 from tests.support.train import GPT2, LLAMA, TrainTest, records
 
 
 class PlanTest(TrainTest):
     def test_the_verdict_comes_first_and_is_the_exit_code(self):
         def plan(code, *options):
-            done = subprocess.run([LLAMA, "plan", "--model", "llama3-8B", *options], capture_output=True, text=True,
-                                  timeout=60)
+            done = run_command([LLAMA, "plan", "--model", "llama3-8B", *options], None)
             self.assertEqual((done.returncode, done.stderr), (code, ""), done.stdout)
             return done.stdout
         text = plan(2)
@@ -29,7 +28,7 @@ class PlanTest(TrainTest):
 
     def test_plan_is_the_dry_run_and_json_has_its_figures(self):
         def said(*words):
-            return subprocess.run([LLAMA, *words], capture_output=True, text=True, timeout=60, check=True).stdout
+            return run_command([LLAMA, *words]).stdout
         options = ("--model", "llama3-8B", "--seq-length", "8192", "--ranks", "8", "--fp8-recipe", "delayed",
                    "--recompute", "block")
         text = said("plan", *options, "--gpu", "H100 NVL")

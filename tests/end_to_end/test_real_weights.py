@@ -6,6 +6,7 @@ import unittest
 
 from tests.support.data_scripts import lines
 from tests.support.folder import FolderTest, has
+from tests.support.run_command import run_command
 from tests.support.train import LLAMA, ROOT, SHAPE, make_tokens, records, write_shard
 
 sys.path.insert(0, f"{ROOT}/dev/losses")
@@ -27,12 +28,10 @@ class RealWeights(FolderTest):
 
     def run_tool(self, *words, expect=0, **size):
         size = {**SIZE, **{name.replace("_", "-"): value for name, value in size.items()}}
-        done = subprocess.run([sys.executable, f"{ROOT}/dev/losses/real_weights.py", "--model",
-                               self.folder / "start" / "step-00000001", "--roots", self.folder / "text", "--work",
-                               self.folder / "work", "--out", self.folder / "out",
-                               *(word for name in size for word in (f"--{name}", str(size[name]))), *words],
-                              capture_output=True, text=True, timeout=300)
-        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        done = run_command([sys.executable, f"{ROOT}/dev/losses/real_weights.py", "--model",
+                            self.folder / "start" / "step-00000001", "--roots", self.folder / "text", "--work",
+                            self.folder / "work", "--out", self.folder / "out",
+                            *(word for name in size for word in (f"--{name}", str(size[name]))), *words], expect)
         return done.stderr if expect == 2 else done.stdout
 
     def log(self, name, kind):

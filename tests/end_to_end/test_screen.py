@@ -5,6 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
+from tests.support.run_command import run_command
 from tests.support.train import BUILD, GPT2, LLAMA, TrainTest, records
 
 LINES = 25   # before the first step
@@ -65,15 +66,14 @@ class ScreenTest(TrainTest):
         path = self.path("run.json")
         Path(path).write_text(text)
         call = [LLAMA, "--config", path]
-        self.assertEqual(subprocess.run([*call, "--print-config"], capture_output=True, text=True, check=True,
-                                        timeout=60).stdout, text)
+        self.assertEqual(run_command([*call, "--print-config"]).stdout, text)
         subprocess.run([*call, "--log-file", self.path("a.jsonl")], check=True, timeout=60, stdout=subprocess.DEVNULL)
         self.run_train(LLAMA, *options, "--log-file", self.path("b.jsonl"))
         self.assertEqual(*[[r["loss"] for r in records(self.path(f"{name}.jsonl"), "step")] for name in "ab"])
         # --print-config with a plan, without data and without the ranks; errors are still reported.
         for words in (["--print-config"], ["plan", "--print-config", "--gpu", "H200"], ["bench", "--print-config"],
                       ["--ranks", "8", "--print-config"]):
-            done = subprocess.run([GPT2, *words], capture_output=True, text=True, timeout=60)
+            done = run_command([GPT2, *words], None)
             self.assertEqual((done.returncode, json.loads(done.stdout)["dry-run"]), (0, False), done.stderr)
         done = self.run_train(LLAMA, "--print-config", "--keep", "3", expect=2)
         self.assertIn("--keep has no effect", done.stderr)
@@ -118,7 +118,7 @@ class ScreenTest(TrainTest):
 
     def test_version(self):
         for words in (["--version"], ["plan", "--version"], ["--no-such-option", "--version"]):
-            done = subprocess.run([GPT2, *words], capture_output=True, text=True, timeout=60)
+            done = run_command([GPT2, *words], None)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertRegex(done.stdout, r"\Allm\.fp8 train_gpt2, commit \w+")
             device = "CUDA [0-9.]+" if os.path.basename(BUILD).startswith("cuda") else "CPU"

@@ -6,6 +6,7 @@ import subprocess
 import unittest
 
 from tests.support.ranks import ENVIRONMENT
+from tests.support.run_command import run_command
 from tests.support.train import GPT2, ROOT, TrainTest, records, state_of
 
 STEPS = 40
@@ -17,9 +18,7 @@ class StreamsTest(TrainTest):
     def shell(self, redirection, *words, expect=0):
         """Runs the words in a shell, with redirections. Returns their exit status, not that of a reader."""
         script = f'set -o pipefail; "$@" {redirection}'
-        done = subprocess.run(["bash", "-c", script, "bash", *words], capture_output=True, text=True, timeout=120)
-        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
-        return done
+        return run_command(["bash", "-c", script, "bash", *words], expect)
 
     def cut_off(self, *words, both=False):
         """Runs the words and stops reading their output after its first line. The pipe holds 4 KiB, less than they
@@ -90,7 +89,7 @@ class StreamsTest(TrainTest):
                       ["doctor", "--save", self.path("d")],
                       ["generate", "--load", model, "--prompt", "1 2", "--sample-tokens", "4"]):
             with self.subTest(words[0]):
-                shown = subprocess.run([GPT2, *words], capture_output=True, text=True, timeout=60)
+                shown = run_command([GPT2, *words], None)
                 done = self.shell("| true", GPT2, *words, expect=shown.returncode)
                 self.assertNotIn("error", done.stderr)
                 self.shell(">&-", GPT2, *words, expect=shown.returncode)
@@ -115,9 +114,7 @@ class LauncherStreams(unittest.TestCase):
                                           (">&-", 2001, 0), ("2>&-", 2000, 0), ("> /dev/full", 2001, 1),
                                           (">&- 2>&-", 0, 0)):
             with self.subTest(redirection):
-                done = subprocess.run(["bash", "-c", f'"$0" -c "$1" {redirection}; exit ${{PIPESTATUS[0]}}', launcher,
-                                       talk], capture_output=True, text=True, timeout=30,
-                                      env=dict(os.environ, MPIRUN="bash"))
-                self.assertEqual(done.returncode, 3, done.stderr[-500:])
+                done = run_command(["bash", "-c", f'"$0" -c "$1" {redirection}; exit ${{PIPESTATUS[0]}}', launcher,
+                                    talk], 3, env=dict(os.environ, MPIRUN="bash"))
                 self.assertEqual(done.stderr.count(note), notes)
                 self.assertEqual((done.stdout + done.stderr).count("\n"), lines + notes)

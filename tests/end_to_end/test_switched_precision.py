@@ -3,11 +3,11 @@ switch and resumed with the other options; one that is resumed before, at and af
 stopped."""
 import json
 import os
-import subprocess
 import unittest
 from pathlib import Path
 
 from tests.support.ranks import HAVE_RANKS, RanksTest
+from tests.support.run_command import run_command
 from tests.support.train import GPT2, LLAMA, SIXTY_FOUR, records, state_of
 
 STEPS, FIRST, FINAL = 6, 2, 2
@@ -105,7 +105,7 @@ class SwitchedPrecision(RanksTest):
         plans = {}
         for name, options in (("fp8", fp8), ("bf16", [*fp8[2:]]), ("both", [*fp8, "--fp8-final-bf16", "10"])):
             run = [*command, *options]
-            said = subprocess.run([*run, "--json"], capture_output=True, text=True, check=True).stdout
+            said = run_command([*run, "--json"]).stdout
             plans[name] = json.loads(said)
         arenas = {name: plan["memory"]["arena_bytes"] for name, plan in plans.items()}
         self.assertEqual(arenas["both"], max(arenas["fp8"], arenas["bf16"]))
@@ -113,7 +113,7 @@ class SwitchedPrecision(RanksTest):
         times = {name: plan["time"]["step_ms"] for name, plan in plans.items()}
         self.assertEqual(times["both"], times["fp8"])
         self.assertEqual(plans["both"]["time"]["bf16_step_ms"], times["bf16"])
-        text = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+        text = run_command(run).stdout
         self.assertIn(f"  BF16 in steps 91-100: {times['bf16'] / 1e3:.4g} s/it\n", text)
         hours = (90 * times["fp8"] + 10 * times["bf16"]) / 3.6e6
         self.assertIn(f"100 steps in {hours:.4g} hours", text)

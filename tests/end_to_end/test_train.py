@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.support.run_command import run_command
 from tests.support.train import (BUILD, GPT2, LLAMA, ROOT, SIXTY_FOUR, TrainTest, make_tokens, records,
                                  write_hellaswag, write_shard)
 
@@ -46,8 +47,8 @@ class Train(TrainTest):
         for recipe, planned in (("none", 0), ("delayed", 48), ("tensorwise", 48), ("blockwise", 48)):
             with self.subTest(recipe):
                 run = self.command(LLAMA, "--train-iters", "2", "--profile", "2:2", "--fp8-recipe", recipe)
-                done = subprocess.run(["ncu", "--csv", "--profile-from-start", "off", "--metrics",
-                                       "gpu__time_duration.sum", *run], capture_output=True, text=True, timeout=300)
+                done = run_command(["ncu", "--csv", "--profile-from-start", "off", "--metrics",
+                                    "gpu__time_duration.sum", *run], None)
                 if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
                     self.skipTest("this user may not read the GPU's counters")
                 self.assertEqual(done.returncode, 0, done.stderr + done.stdout[-2000:])

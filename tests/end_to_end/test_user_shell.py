@@ -1,10 +1,10 @@
 """A user's shell has none of the variables that tests/run.py sets: there, too, threads and ranks that wait leave their
 core to other processes, unless the user wants otherwise."""
 import os
-import subprocess
 import unittest
 
 from tests.support.ranks import HAVE_RANKS
+from tests.support.run_command import run_command
 from tests.support.train import GPT2, LLAMA, TrainTest
 
 # MPI's consent to root stands in for another user.
@@ -14,9 +14,7 @@ USER = {"HOME": os.environ.get("HOME", "/"), "PATH": os.environ["PATH"], "TERM":
 
 class UserShellTest(TrainTest):
     def said(self, *command, **variables):
-        done = subprocess.run(command, env={**USER, **variables}, capture_output=True, text=True, timeout=120,
-                              check=False)
-        self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr[-2000:])
+        done = run_command(command, env={**USER, **variables})
         return done.stdout + done.stderr
 
     def test_threads_are_passive_unless_the_user_sets_another_policy(self):

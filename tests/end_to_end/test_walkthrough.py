@@ -4,10 +4,10 @@ import glob
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 import unittest
 
+from tests.support.run_command import run_command
 from tests.end_to_end.test_pasted_commands import BLOCK, pasted
 from tests.support.train import BUILD, GPT2, LLAMA, ROOT
 
@@ -62,10 +62,8 @@ class Walkthrough(unittest.TestCase):
         environment = {**os.environ, "LLMC_BUILD": BUILD, "OMP_NUM_THREADS": "1"}
         for name in ("DATA", "RANKS", "MODEL", "TOKENIZER", "MAKEFLAGS", "MAKELEVEL"):
             environment.pop(name, None)
-        done = subprocess.run(["bash", "-c", command], cwd=self.home, env=environment, capture_output=True,
-                              text=True, errors="replace", timeout=600)
-        self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-        return done.stdout.splitlines()
+        return run_command(["bash", "-c", command], timeout=600, cwd=self.home, env=environment,
+                           errors="replace").stdout.splitlines()
 
     def test_your_own_text(self):
         text = section("Your own text in ten minutes")

@@ -12,6 +12,7 @@ import unittest
 from pathlib import Path
 
 from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH, each_rank, fields, processes
+from tests.support.run_command import run_command
 from tests.support.train import GPT2, ROOT, TrainTest, make_tokens, records, write_shard
 
 WRAPPER = [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:]]
@@ -120,8 +121,7 @@ class WatchTest(TrainTest):
         os.chmod(stuck, 0o755)
         start = time.monotonic()
         command = [WRAPPER[0], *self.command(GPT2, "--train-iters", "3", faults="kill@backward=2")]
-        done = subprocess.run(command, env=dict(ENVIRONMENT, MPIRUN=stuck), capture_output=True, text=True, timeout=50)
-        self.assertEqual(done.returncode, 6, done.stderr)
+        run_command(command, 6, env=dict(ENVIRONMENT, MPIRUN=stuck))
         self.assertLess(time.monotonic() - start, 15)
 
     @unittest.skipUnless(shutil.which("setpriv"), "needs setpriv of util-linux")
@@ -216,9 +216,7 @@ class WatchTest(TrainTest):
             with self.subTest(delay=delay):
                 dies = ["bash", "-c", f'"$@" & sleep {delay}; kill -KILL $! $$', "rank", *train]
                 start = time.monotonic()
-                done = subprocess.run([*WRAPPER, *each_rank(train, dies)], capture_output=True, text=True, timeout=60,
-                                      env=ENVIRONMENT)
-                self.assertEqual(done.returncode, 6, done.stdout[-2000:] + done.stderr)
+                run_command([*WRAPPER, *each_rank(train, dies)], 6, env=ENVIRONMENT)
                 self.assertLess(time.monotonic() - start, 5 + delay)
 
     # ---- the run is asked to stop
@@ -318,9 +316,7 @@ class WatchTest(TrainTest):
 
     def differing(self, first, second, text):
         """The run must end with exit code 2 and one line."""
-        done = subprocess.run([*WRAPPER, *each_rank(first, second)], capture_output=True, text=True, timeout=60,
-                              env=ENVIRONMENT)
-        self.assertEqual(done.returncode, 2, done.stderr)
+        done = run_command([*WRAPPER, *each_rank(first, second)], 2, env=ENVIRONMENT)
         self.assertRegex(done.stderr, text)
         self.assertEqual(done.stderr.count("error: "), 1, done.stderr)
 

@@ -16,6 +16,7 @@ from llmfp8 import alerts
 from llmfp8.alerts import SAME_KIND_S, Deliveries, WatchedLog
 from tests.support.alerts import Webhook, make_certificate
 from tests.support.log_tools import LogToolTest, ROOT, records
+from tests.support.run_command import run_command
 
 USAGE = collections.namedtuple("USAGE", "free")
 HEADER, STEP = (next(r for r in records("bf16.jsonl") if r["type"] == kind) for kind in ("header", "step"))
@@ -205,7 +206,6 @@ class Delivery(LogToolTest):
         for options, said in (([], "give --command or --webhook"), (["--webhook", "example.com"], "begins with http"),
                               (["--webhook", f"@{file}"], "begins with http"),
                               (["--webhook", "@none"], "No such file")):
-            done = subprocess.run([sys.executable, ROOT / "scripts/alerts", "out", *options], capture_output=True,
-                                  text=True, timeout=60)
+            done = run_command([sys.executable, ROOT / "scripts/alerts", "out", *options], None)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
             self.assertIn(said, done.stderr)

@@ -10,6 +10,8 @@ import subprocess
 import tempfile
 import unittest
 
+from tests.support.run_command import run_command
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HEADERS = ("nlohmann/json.hpp", "xxhash.h", "doctest/doctest.h")
 
@@ -17,8 +19,7 @@ HEADERS = ("nlohmann/json.hpp", "xxhash.h", "doctest/doctest.h")
 def make(*words, cwd=ROOT, **variables):
     """make, without the variables of a make that runs the tests."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run(["make", *words], cwd=cwd, env={**env, **variables}, capture_output=True, text=True,
-                          timeout=120, check=False)
+    return run_command(["make", *words], None, cwd=cwd, env={**env, **variables})
 
 
 def planned(flags):

@@ -1,11 +1,11 @@
 """dev/losses/compare_losses.py on logs that this test writes: gaps to the baseline of each seed, as trained and
 in BF16, means, bad input."""
 import json
-import subprocess
 import sys
 
 from tests.support.comparison import ROOT, TOKENS, a_log
 from tests.support.folder import FolderTest
+from tests.support.run_command import run_command
 
 
 class CompareLosses(FolderTest):
@@ -22,7 +22,7 @@ class CompareLosses(FolderTest):
             path.write_text("".join(json.dumps(r) + "\n" for r in records))
             words.append(f"{name.replace('_', '.')}={path}")
         tool = ROOT / "dev" / "losses" / "compare_losses.py"
-        done = subprocess.run([sys.executable, tool, "--out", self.folder, *words], capture_output=True, text=True)
+        done = run_command([sys.executable, tool, "--out", self.folder, *words], None)
         return done.returncode, done.stdout, done.stderr
 
     def test_table(self):

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import types
@@ -18,6 +17,7 @@ from llmfp8 import support, text_shards
 from llmfp8.text_shards import is_validation
 from tests.support.data_scripts import DATA, ScriptTest, documents_of, has, lines, tokens_of
 from tests.support.folder import LFS_POINTER
+from tests.support.run_command import run_command
 
 try:
     import zstandard
@@ -99,8 +99,8 @@ class PrepareText(ScriptTest):
         closed.mkdir(mode=0)
         # root may read every folder unless it gives up the right to.
         drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
-        result = subprocess.run([*drop, sys.executable, DATA / "prepare_text.py", "--tokenizer", "bytes", "--out",
-                                 self.out, self.folder / "in"], capture_output=True, text=True)
+        result = run_command([*drop, sys.executable, DATA / "prepare_text.py", "--tokenizer", "bytes", "--out",
+                              self.out, self.folder / "in"], None)
         closed.chmod(0o700)
         self.assertEqual((result.returncode, result.stderr), (2, f"error: {closed}: cannot read: Permission denied\n"))
         self.assertFalse(self.out.exists())

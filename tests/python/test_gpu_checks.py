@@ -1,12 +1,12 @@
 """dev/gpu_checks without a GPU: its output on equal logs, on different logs, and on speeds."""
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.support.comparison import a_log, losses_of
 from tests.support.folder import FolderTest
+from tests.support.run_command import run_command
 
 CHECKS = Path(__file__).resolve().parents[2] / "dev" / "gpu_checks"
 SPEC = importlib.util.spec_from_file_location("gpu_check_logs", CHECKS / "logs.py")
@@ -38,6 +38,5 @@ class GpuChecks(FolderTest):
 
     def test_every_subject_says_what_it_does(self):
         for subject in ("kernels", "comm", "zero", "context", "resume", "watch"):
-            done = subprocess.run([sys.executable, CHECKS / "run.py", subject, "--help"], text=True,
-                                  capture_output=True)
+            done = run_command([sys.executable, CHECKS / "run.py", subject, "--help"], None)
             self.assertIn("After a change of ", done.stdout + done.stderr)

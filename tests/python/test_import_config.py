@@ -2,7 +2,6 @@
 accepts every JSON that it writes. UPDATE_GOLDEN=1 writes tests/golden/import anew. YAML cases need PyYAML."""
 import json
 import os
-import subprocess
 import unittest
 
 from llmfp8.importer.engine import is_open
@@ -12,6 +11,7 @@ from llmfp8.importer.rows import CANNOT, MEANT, NONE, OTHER, TAKEN, UNKNOWN, rea
 from llmfp8.importer.tables import ENVIRONMENT, LAUNCHER, SEVEN, SOURCES
 from tests.support.import_case import (BUILD, LLAMAFACTORY, MEGATRON, NO_YAML, ROOT, ZERO1, ImportCase,
                                        import_file)
+from tests.support.run_command import run_command
 
 GOLDEN = ROOT / "tests" / "golden" / "import"
 
@@ -247,7 +247,7 @@ class ImportTest(ImportCase):
     def test_what_an_import_decides_is_on_its_first_screen(self):
         out, plan = self.folder / "run.json", ["--gpu", "H200", "--dry-run"]
         done = self.run_script("llama3_8b.toml", "--out", out)   # it does not fit on one rank
-        planned = subprocess.run([BUILD / "train_llama", "--config", out, *plan], capture_output=True, text=True)
+        planned = run_command([BUILD / "train_llama", "--config", out, *plan], None)
         self.assertRegex(planned.stdout, r"ranks +8\b", planned.stderr)
         self.assertNotIn("does not fit", planned.stdout)
         for name, words in (("a.sh", LLAMAFACTORY + "--fp8 true \\  # by hand\n--tf32 true --do_train"),

@@ -4,13 +4,13 @@ import json
 import math
 import os
 import signal
-import subprocess
 import unittest
 import unittest.mock
 
 from llmfp8 import run_export, run_log
 from llmfp8.run_log import InputError, RunLog, follow, named_logs, read_log
 from tests.support.log_tools import LOGS, LogToolTest, ROOT, records
+from tests.support.run_command import run_command
 from tests.support.train import GPT2, SHAPE, make_tokens, write_shard
 
 
@@ -182,9 +182,7 @@ class Trainer(LogToolTest):
             write_shard(self.folder / name, make_tokens(500, seed))
         run = ("--train-data train.bin --valid-data valid.bin --eval-iters 2 --train-iters 4 --fp8-recipe delayed "
                "--fp8-stats-interval 2 --log-file log.jsonl")
-        said = subprocess.run([GPT2, "--model", "gpt2-tiny", *SHAPE, *run.split()], cwd=self.folder, text=True,
-                              capture_output=True, timeout=300)
-        self.assertEqual(said.returncode, 0, said.stderr)
+        run_command([GPT2, "--model", "gpt2-tiny", *SHAPE, *run.split()], cwd=self.folder)
         run = read_log(self.folder / "log.jsonl")
         self.assertEqual((sorted(run.steps), sorted(run.fp8), run.finished), ([1, 2, 3, 4], [2, 4], True))
         since = {"forward_seconds", "backward_seconds", "norm_skips", "norm_skipped", "norm_limit", "z_loss",

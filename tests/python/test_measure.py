@@ -9,6 +9,7 @@ from unittest import mock
 
 from llmfp8.comparison import tables
 from tests.support.folder import FolderTest, call_main
+from tests.support.run_command import run_command
 from tests.support.train import BUILD, GPT2, ROOT
 
 SPEC = importlib.util.spec_from_file_location("measure", os.path.join(ROOT, "dev", "measure.py"))
@@ -152,7 +153,7 @@ class Machines(MeasureTest):
         (self.folder / "t" / "empty").mkdir()
         for words in (["init", "-q"], ["add", "-A"]):
             subprocess.run(["git", *words], cwd=self.folder / "t", check=True, capture_output=True)
-        git = subprocess.run(["git", "write-tree"], cwd=self.folder / "t", check=True, capture_output=True, text=True)
+        git = run_command(["git", "write-tree"], cwd=self.folder / "t")
         subprocess.run(["rm", "-r", self.folder / "t" / ".git"], check=True)
         self.assertEqual(measure.tree_of(self.folder / "t").hex(), git.stdout.strip())
 

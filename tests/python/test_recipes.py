@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.support.folder import FolderTest
 from tests.support.ranks import HAVE_RANKS
+from tests.support.run_command import run_command
 from tests.support.train import BUILD, ROOT, records
 
 SCRIPTS = os.path.join(ROOT, "scripts", "recipes")
@@ -66,11 +67,8 @@ class RecipesTest(FolderTest):
     def recipe(self, name, *options, expect=0, **environment):
         """Runs a script in an empty folder, with one rank and no launcher unless RANKS is set."""
         plain = {k: v for k, v in os.environ.items() if k not in ("DATA", "MODEL", "TOKENIZER", "RANKS")}
-        done = subprocess.run([os.path.join(SCRIPTS, name + ".sh"), *options], cwd=self.folder, capture_output=True,
-                              text=True, timeout=120, env={**plain, "LLMC_BUILD": BUILD, "OMP_NUM_THREADS": "1",
-                                                           **environment})
-        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
-        return done
+        return run_command([os.path.join(SCRIPTS, name + ".sh"), *options], expect, cwd=self.folder,
+                           env={**plain, "LLMC_BUILD": BUILD, "OMP_NUM_THREADS": "1", **environment})
 
     def comment(self, name):
         lines = read(os.path.join(SCRIPTS, name + ".sh")).splitlines()

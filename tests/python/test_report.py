@@ -17,6 +17,7 @@ from llmfp8.report import markup, reduce
 from llmfp8.report.page import report
 from llmfp8.run_log import InputError, read_log
 from tests.support.log_tools import LogToolTest, ROOT, records
+from tests.support.run_command import run_command
 
 UPLOT = {"uPlot.iife.min.js": "2d27e8ad3d228164525ce213f9dc716f39b4e3aee0cc773fb3491c96cf4921a2",
          "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04"}
@@ -64,10 +65,7 @@ class ReportTest(LogToolTest):
         return self.log([*lines, *more], name)
 
     def report(self, *arguments, status=0):
-        done = subprocess.run([sys.executable, ROOT / "scripts/report", *map(str, arguments)], capture_output=True,
-                              text=True, timeout=120)
-        self.assertEqual(done.returncode, status, done.stderr)
-        return done
+        return run_command([sys.executable, ROOT / "scripts/report", *map(str, arguments)], status)
 
     def data(self, path):
         return json.loads(Elements(path.read_text()).scripts[0])
@@ -265,10 +263,9 @@ class InBrowser(ReportTest):
     def opened(self, page, *flags):
         """The page's elements after its script has run, in headless Chromium without a network."""
         path = self.file("page.html", page)
-        done = subprocess.run([CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                               f"--user-data-dir={self.folder / 'profile'}", "--window-size=1280,900",
-                               "--virtual-time-budget=5000", *flags, "--dump-dom", f"file://{path}"],
-                              capture_output=True, text=True, timeout=120)
+        done = run_command([CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                            f"--user-data-dir={self.folder / 'profile'}", "--window-size=1280,900",
+                            "--virtual-time-budget=5000", *flags, "--dump-dom", f"file://{path}"], None)
         return Elements(done.stdout)
 
     def test_panels_draw_and_answer(self):

@@ -2,9 +2,9 @@
 import os
 import re
 import subprocess
-import unittest
 
 from tests.support.folder import FolderTest
+from tests.support.run_command import run_command
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RECIPES, LAUNCH = (os.path.join(ROOT, "scripts", folder) for folder in ("recipes", "launch"))
@@ -30,9 +30,8 @@ class ScriptVariables(FolderTest):
 
     def call(self, *command, **environment):
         plain = {"PATH": f"{self.dir}:{os.environ['PATH']}", "LLMC_BUILD": self.dir, "HOME": self.dir}
-        return subprocess.run(command, cwd=self.dir if command[0].startswith("/") else ROOT, capture_output=True,
-                              text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
-                              env={**plain, **environment})
+        return run_command(command, None, cwd=self.dir if command[0].startswith("/") else ROOT,
+                           stdin=subprocess.DEVNULL, env={**plain, **environment})
 
     def nothing_ran(self, variable, *command, **environment):
         """[(value, result of the command with it)]."""

@@ -1,7 +1,8 @@
 """scripts/launch/slurm_ranks.sh for the variables that Slurm sets; tests/cluster/ has Slurm itself."""
 import os
-import subprocess
 import unittest
+
+from tests.support.run_command import run_command
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # The line on --gres that `scontrol show job` prints.
@@ -14,8 +15,8 @@ echo "${SLURM_NTASKS_PER_NODE:-} ${SLURM_NTASKS:-} ${SLURM_TASKS_PER_NODE:-} ${S
 def ranks(gres="", **slurm):
     """The exit code and either (ranks of a node, ranks, slots, GPUs of a node) or the error."""
     variables = {f"SLURM_{name}": value for name, value in {"JOB_ID": "1", "NNODES": "3", **slurm}.items()}
-    done = subprocess.run(["bash", "-uc", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=False,
-                          env={"PATH": os.environ["PATH"], "GRES": gres, **variables})
+    done = run_command(["bash", "-uc", PROGRAM], None, cwd=ROOT,
+                       env={"PATH": os.environ["PATH"], "GRES": gres, **variables})
     return done.returncode, done.stdout.split(" ") if done.returncode == 0 else done.stderr
 
 

@@ -1,11 +1,11 @@
 """scripts/watch: what the screen says of a run in each state, in a terminal of any size."""
 import json
 import os
-import subprocess
 import sys
 
 from llmfp8.live_view import WatchedRun, chart, frame
 from tests.support.log_tools import LOGS, LogToolTest, ROOT, records
+from tests.support.run_command import run_command
 from tests.support.terminal import Terminal
 
 WATCH = ROOT / "scripts/watch"
@@ -27,9 +27,8 @@ class Screen(LogToolTest):
         return frame([run], columns, rows, run.written + age)
 
     def once(self, *arguments, code=0):
-        done = subprocess.run([sys.executable, WATCH, *map(str, arguments), "--once"], capture_output=True, text=True,
-                              timeout=60, env=dict(os.environ, COLUMNS="80", LINES="24"))
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        done = run_command([sys.executable, WATCH, *map(str, arguments), "--once"], code,
+                           env=dict(os.environ, COLUMNS="80", LINES="24"))
         return done.stdout + done.stderr
 
     def test_states_of_a_run(self):

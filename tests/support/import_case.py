@@ -2,12 +2,12 @@
 import importlib.util
 import json
 import os
-import subprocess
 from pathlib import Path
 
 from llmfp8.importer.engine import Import
 from llmfp8.importer.main import main, read_input
 from tests.support.folder import FolderTest, call_main
+from tests.support.run_command import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
@@ -38,6 +38,4 @@ class ImportCase(FolderTest):
     def assert_accepted(self, options, family):
         path = self.folder / "accepted.json"
         path.write_text(json.dumps(options))
-        done = subprocess.run([BUILD / f"train_{family}", "--config", path, "--print-config"], cwd=self.folder,
-                              capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, f"{options}\n{done.stderr}")
+        run_command([BUILD / f"train_{family}", "--config", path, "--print-config"], cwd=self.folder)

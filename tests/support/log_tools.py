@@ -4,11 +4,11 @@ resumed.jsonl is the log of the resumed run; bf16.jsonl is a run in BF16, and h2
 GPU."""
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.support.folder import FolderTest
+from tests.support.run_command import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "tests" / "fixtures" / "logs"
@@ -38,7 +38,5 @@ class LogToolTest(FolderTest):
         environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
         if packages:
             environment["PYTHONPATH"] = str(packages)
-        run = subprocess.run([sys.executable, *map(str, command)], cwd=self.folder, env=environment, text=True,
-                             capture_output=True, timeout=300)
-        self.assertEqual(run.returncode, code, run.stdout + run.stderr)
+        run = run_command([sys.executable, *map(str, command)], code, cwd=self.folder, env=environment)
         return run.stdout + run.stderr

@@ -2,9 +2,9 @@
 import os
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
+from tests.support.run_command import run_command
 from tests.support.train import BUILD, TrainTest
 
 MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root"]
@@ -48,7 +48,4 @@ class RanksTest(TrainTest):
         return [*MPIRUN, "-np", str(ranks), *self.command(binary, *self.BATCH, *options, **how)]
 
     def ranks(self, ranks, binary, *options, expect=0, **how):
-        done = subprocess.run(self.mpirun(ranks, binary, *options, **how), capture_output=True, text=True, timeout=120,
-                              env=ENVIRONMENT)
-        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
-        return done
+        return run_command(self.mpirun(ranks, binary, *options, **how), expect, env=ENVIRONMENT)

@@ -5,10 +5,11 @@ import os
 import random
 import shutil
 import struct
-import subprocess
 import tempfile
 import unittest
 from pathlib import Path
+
+from tests.support.run_command import run_command
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.environ.get("LLMC_BUILD", os.path.join(ROOT, "build", "cpu"))
@@ -111,8 +112,7 @@ class TrainTest(unittest.TestCase):
         return sorted(name for name in os.listdir(self.path(save)) if name.startswith("step-"))
 
     def run_train(self, *args, expect=0, env=None, cwd=None, **how):
-        done = subprocess.run(self.command(*args, **how), capture_output=True, text=True, timeout=300, env=env, cwd=cwd)
-        self.assertEqual(done.returncode, expect, done.stdout[-3000:] + done.stderr)
+        done = run_command(self.command(*args, **how), expect, env=env, cwd=cwd)
         if expect:
             self.assertEqual(done.stderr.count("\n"), 1, "one line on standard error: " + done.stderr)
         return done
