@@ -66,9 +66,7 @@ TEST_CASE("checkpoint: every bit is read back, for every class, dtype, part size
     for (const NamedConfig& c : all_configs())
         for (Dtype weight : {Dtype::kBf16, Dtype::kFp32})
             for (bool small : {false, true}) {
-                CAPTURE(c.name);
-                CAPTURE(dtype_name(weight));
-                CAPTURE(small);
+                CAPTURE(c.name, dtype_name(weight), small);
                 TempDir dir;
                 FakeState state(c.config, {weight, !small ? Dtype::kFp32 : weight == Dtype::kFp32 ? Dtype::kE4m3
                                                                                                   : Dtype::kBf16});
@@ -216,8 +214,7 @@ TEST_CASE("import: files of transformers, element by element") {
     for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3", "llama_attention_bias", "llama_mlp_bias",
                              "mistral", "mistral_window", "qwen2", "qwen2_window", "qwen3_bias_window", "qwen3_yarn"})
         for (int64_t staging : {kStagingBytes, int64_t{700}}) {
-            CAPTURE(name);
-            CAPTURE(staging);
+            CAPTURE(name, staging);
             const HfModelFiles files(fixture(name));
             FakeState state = import(fixture(name), model_config_from_hf(fixture(name)), staging);
             CHECK(state.largest_request_bytes <= staging);

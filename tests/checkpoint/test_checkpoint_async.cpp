@@ -133,8 +133,7 @@ TEST_CASE("checkpoint, async: a failure of any rank ends all ranks at a later st
     for (const std::string call : {"open", "write", "fsync"})
         for (int victim : {0, 1})
             for (bool wait : {false, true}) {
-                CAPTURE(call);
-                CAPTURE(victim);
+                CAPTURE(call, victim);
                 TempDir dir;
                 const Strings errors = run_ranks(2, [&](LocalComm& comm) {
                     std::atomic<bool> fails{false};
@@ -213,10 +212,7 @@ TEST_CASE("checkpoint: kill -9 at each call of each rank or its thread leaves th
     const Kill kills[] = {{1, 0, false, false}, {2, 0, false, false}, {2, 0, true, false}, {2, 1, false, false},
                           {2, 1, true, false}, {2, 0, false, true}, {2, 1, false, true}};
     for (const Kill& kill : kills) {
-        CAPTURE(kill.ranks);
-        CAPTURE(kill.victim);
-        CAPTURE(kill.last);
-        CAPTURE(kill.async);
+        CAPTURE(kill.ranks, kill.victim, kill.last, kill.async);
         TempDir dir;
         CHECK(save_killed(kill, dir.path, first, 1, -1) == nothing(kill.ranks));
         int64_t survived = 0, replaced = 0;

@@ -70,8 +70,7 @@ TEST_CASE("checkpoint: damage of any file is found and named, and the previous c
     REQUIRE(files.size() >= 9);
 
     auto check_found = [&](const std::string& file, const char* what) {
-        CAPTURE(file);
-        CAPTURE(what);
+        CAPTURE(file, what);
         const FoundCheckpoint found = find_checkpoint("auto", dir.path);
         CHECK(found.path == step_path(dir.path, 1));
         REQUIRE(found.skipped.size() == 1);
@@ -152,8 +151,7 @@ TEST_CASE("checkpoint: every file is synced before the rename, the manifest last
         int64_t found = -1;
         for (size_t i = 0; i < calls.size(); i++)
             if (calls[i].first == call && calls[i].second.ends_with(name)) found = static_cast<int64_t>(i);
-        CAPTURE(call);
-        CAPTURE(name);
+        CAPTURE(call, name);
         CHECK(found >= 0);
         return found;
     };

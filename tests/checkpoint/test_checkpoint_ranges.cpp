@@ -148,8 +148,7 @@ TEST_CASE("checkpoint, ranges: staging memory is bounded, and as large as predic
     for (const NamedConfig& c : all_configs())
         for (int64_t staging : {int64_t{400}, int64_t{5000}, kStagingBytes})
             for (int ranks : {1, 3}) {
-                CAPTURE(c.name);
-                CAPTURE(staging);
+                CAPTURE(c.name, staging);
                 FakeState state(c.config);
                 HeldByRank held;
                 int64_t columns = 1;

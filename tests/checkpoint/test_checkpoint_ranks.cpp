@@ -56,8 +56,7 @@ TEST_CASE("checkpoint, ranks: saving, loading on another number of ranks and sav
     int64_t cases = 0;
     for (const NamedConfig& c : all_configs())
         for (int writers : {1, 2, 3, 8}) {
-            CAPTURE(c.name);
-            CAPTURE(writers);
+            CAPTURE(c.name, writers);
             TempDir dir;
             const bool small = cases % 2 == 1, zero = cases % 5 != 4;
             const Dtype moments = std::vector{Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}[static_cast<size_t>(cases % 3)];
@@ -90,8 +89,7 @@ TEST_CASE("checkpoint, ranks: each byte has one writer, the work is shared, and 
     const ParamTable& table = state.table;
     for (bool zero : {true, false})
         for (int ranks : {1, 2, 3, 4, 8}) {
-            CAPTURE(ranks);
-            CAPTURE(zero);
+            CAPTURE(ranks, zero);
             HeldByRank held;
             for (int rank = 0; rank < ranks; rank++) held.push_back(held_by(table, rank, ranks, 3000, zero));
             const SaveLayout layout = make_save_layout(table, {}, held, 30000);
@@ -200,9 +198,7 @@ TEST_CASE("checkpoint, ranks: if any call fails, all ranks end with exit 7 and i
     FakeState first = random_state(1), second = random_state(2);
     struct Case { int ranks, victim; int64_t step; };
     for (const Case& c : {Case{1, 0, 1}, Case{1, 0, 2}, Case{2, 0, 2}, Case{2, 1, 2}}) {
-        CAPTURE(c.ranks);
-        CAPTURE(c.victim);
-        CAPTURE(c.step);
+        CAPTURE(c.ranks, c.victim, c.step);
         TempDir dir;
         CHECK(save_on(c.ranks, first, request_of(dir.path, 1)) == nothing(c.ranks));
         const std::string what =

@@ -123,8 +123,7 @@ TEST_CASE("checkpoint, training: a run resumed on another number of ranks has eq
     for (const TrainingCase& c : cases()) {
         const int others = number++ % 2 == 0 ? 1 : 3;
         for (int writers : {2, others}) {
-            CAPTURE(c.name);
-            CAPTURE(writers);
+            CAPTURE(c.name, writers);
             TempDir dir;
             Config config = c.config;
             config.save = dir / "first";

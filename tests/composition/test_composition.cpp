@@ -43,8 +43,7 @@ TEST_CASE("composition: random sets of options give what plainer runs give") {
     const uint64_t first = number_in("LLMC_SET", 0), end = std::getenv("LLMC_SET") ? first + 1 : sets;
     std::set<const OptionRow*> drawn;
     for (uint64_t number = first; number < end; number++) {
-        CAPTURE(seed);
-        CAPTURE(number);
+        CAPTURE(seed, number);
         const DrawnSet set = draw_set(seed, number, data.path);
         for (const Part& part : set.parts)
             for (const Setting& setting : part.settings) drawn.insert(setting.row);

@@ -40,8 +40,7 @@ TEST_CASE("config: the error of another trainer's option says what to write here
                 continue;
             const std::string option = (name[0] == '-' ? "" : "--") + name;
             for (const std::string& value : values) {
-                CAPTURE(option);
-                CAPTURE(value);
+                CAPTURE(option, value);
                 // Of several rows that match an option in full, or with a star, the first one for the value is used.
                 const auto first = std::find_if(rows.begin(), rows.end(), [&](const ForeignRow& other) {
                     const Words names = words_of(other.names);

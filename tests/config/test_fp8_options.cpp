@@ -97,9 +97,7 @@ TEST_CASE("fp8 options: with every recipe each option acts, or is refused with t
         for (const std::string& recipe : kRecipeNames) {
             for (std::string value : samples().at(row.name).values) {
                 if (std::string(row.name) == "fp8-format" && blockwise.count(recipe)) value = "hybrid";
-                CAPTURE(std::string(row.name));
-                CAPTURE(recipe);
-                CAPTURE(value);
+                CAPTURE(std::string(row.name), recipe, value);
                 Words words = {"--fp8-recipe", recipe};
                 const bool layers = contains(row.name, "num-layers-at");
                 if (layers && recipe != "none") words.push_back("--first-last-layers-bf16");

@@ -57,8 +57,7 @@ std::vector<int64_t> sequence_of(const BlendOrder& order, int64_t n) {
 
 // Tijdeman's bound, up to rounding of the division above.
 void check_shares(const std::vector<int64_t>& parts) {
-    CAPTURE(parts.size());
-    CAPTURE(parts[0]);
+    CAPTURE(parts.size(), parts[0]);
     const BlendOrder order(parts);
     const double K = static_cast<double>(parts.size()), round = 1e-12;
     const Deviation d = deviation(sequence_of(order, 2 * order.period()), parts);

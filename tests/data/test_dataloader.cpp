@@ -17,8 +17,7 @@ TEST_CASE("data: sample counts at the edges") {
     TempDir dir;
     for (int64_t T : {1, 3, 4, 7})
         for (uint32_t n : {2u, 4u, 5u, 8u, 9u, 16u, 22u}) {
-            CAPTURE(T);
-            CAPTURE(n);
+            CAPTURE(T, n);
             spill(dir / "a.bin", llmc_v1(counting(0, n)));
             if (n <= T) {
                 check_contains(

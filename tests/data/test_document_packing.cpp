@@ -59,8 +59,7 @@ ReadSample read(const DataLoader& loader, int64_t number) {
 TEST_CASE("document packing: every target that counts is read once, after its whole document up to there") {
     for (int64_t T : {1, 2, 16, 61})
         for (uint32_t longest : {2u, 12u, 17u, 150u}) {
-            CAPTURE(T);
-            CAPTURE(longest);
+            CAPTURE(T, longest);
             TempDir dir;
             const PackedDocuments data(random_lengths(1500, longest, 3));
             const DataLoader loader(config_of({data.write(dir, "a")}, T));

@@ -32,8 +32,7 @@ TEST_CASE("data: a shard whose name leaves no room for the suffix of a mask has 
 TEST_CASE("data: a loss mask ignores exactly the right targets, in every format") {
     for (uint32_t n : {9u, 16u, 17u, 64u, 101u})
         for (int64_t T : {1, 3, 4, 7}) {
-            CAPTURE(n);
-            CAPTURE(T);
+            CAPTURE(n, T);
             TempDir dir;
             const std::vector<uint32_t> tokens = counting(5, n);
             spill(dir / "v1.bin", llmc_v1(tokens));

@@ -237,8 +237,7 @@ TEST_CASE("data: token ids at or above the vocabulary") {
     };
     for (uint32_t n : {5u, 1023u, 1024u, 1025u, 3000u})
         for (int64_t bad_at : {int64_t{0}, int64_t{n} / 2, int64_t{n} - 1}) {
-            CAPTURE(n);
-            CAPTURE(bad_at);
+            CAPTURE(n, bad_at);
             std::vector<std::string> parts = {"exit 2", "(token " + std::to_string(bad_at) + ")", "size 50257"};
             DataConfig config = config_of({dir / "a.bin"}, 4, vocab);
             spill(dir / "a.bin", llmc_v1(tokens(n, -1, 0)));

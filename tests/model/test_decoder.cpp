@@ -239,8 +239,7 @@ TEST_CASE("documents: a token affects only the losses and gradients of its docum
     for (const Variant& variant : variants())
         for (Recompute level : {Recompute::kNone, Recompute::kBlock, Recompute::kBlockKeepAttention})
             for (bool masked : {true, false}) {
-                CAPTURE(variant.name);
-                CAPTURE(masked);
+                CAPTURE(variant.name, masked);
                 Config config = test_config(variant.shape, Dtype::kFp32, 2, 16);
                 config.recompute = level;
                 config.reset_attention_mask = masked;

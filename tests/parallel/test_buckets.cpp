@@ -136,8 +136,7 @@ TEST_CASE("buckets: every parameter has one offset, and every element one owner"
     for (const Config& config : configs()) {
         for (int ranks : {1, 2, 3, 4, 8}) {
             for (int64_t bytes : kSizes) {
-                CAPTURE(ranks);
-                CAPTURE(bytes);
+                CAPTURE(ranks, bytes);
                 const Cut cut(config, ranks, bytes);
                 check_places(cut, ranks, bytes);
                 check_places_in_bf16(cut, ranks, bytes);

@@ -99,9 +99,7 @@ TEST_CASE("comm plan: a step communicates what is planned, with every recipe, co
                 Config config = small(recipe);
                 config.grad_comm_dtype = grad;
                 config.zero = zero;
-                CAPTURE(static_cast<int>(recipe));
-                CAPTURE(dtype_name(grad));
-                CAPTURE(zero);
+                CAPTURE(static_cast<int>(recipe), dtype_name(grad), zero);
                 check_plan(config, 3);
                 if (grad == Dtype::kFp32)
                     check_plan(changed(config, [](Config& c) { c.optimizer = OptimizerKind::kMuon; }), 3);

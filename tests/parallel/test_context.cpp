@@ -108,9 +108,7 @@ TEST_CASE("context: in FP32 the forward pass has the bits of one rank, and gradi
         const Result one = alone(c.config, Dtype::kFp32), exact = alone(c.config, Dtype::kFp64);
         // Two ranks have one key head each, and four ranks share two (gpt2: one each); 4 / 2: two groups of two ranks.
         for (const auto& [ranks, context] : kSharing) {
-            CAPTURE(c.name);
-            CAPTURE(ranks);
-            CAPTURE(context);
+            CAPTURE(c.name, ranks, context);
             const Result several = run(c.config, ranks, context);
             CHECK(several.token_losses == one.token_losses);
             CHECK(several.loss == doctest::Approx(one.loss).epsilon(1e-12));   // the same terms in another order
@@ -175,9 +173,7 @@ void check_bits(Fp8Recipe recipe) {
         const Run one = train(c.config, 1, steps);
         for (const auto& [ranks, context] : kSharing) {
             if (blocks && ranks == 4 && context == 2) continue;
-            CAPTURE(c.name);
-            CAPTURE(ranks);
-            CAPTURE(context);
+            CAPTURE(c.name, ranks, context);
             const Config config = with_ranks(c.config, context);
             const Run several = train(config, ranks, steps);
             CHECK(several.skips == std::vector<int>(static_cast<size_t>(steps), 0));
@@ -260,8 +256,7 @@ TEST_CASE("context: the ranks of a group stage their parts of the same sequences
     config.shape.vocab_size = 100, config.micro_batch_size = 1, config.global_batch_size = sequences;
     config.seq_length = T;
     for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{1, 1}, {2, 2}, {4, 2}, {4, 4}}) {
-        CAPTURE(ranks);
-        CAPTURE(context);
+        CAPTURE(ranks, context);
         const Config own = with_ranks(config, context);
         DataConfig in_order = data_test::config_of({dir / "a.bin"}, T);
         in_order.shuffle = false;

@@ -117,8 +117,7 @@ TEST_CASE("expert parallel: losses and the gradients of all else have equal bits
                 config.recompute = recompute;
                 const Result one = run(config, 4, 1, same);
                 for (int parts : {2, 4}) {
-                    CAPTURE(parts);
-                    CAPTURE(same);
+                    CAPTURE(parts, same);
                     const Result r = run(config, 4, parts, same);
                     const bool exact = dtype == Dtype::kFp32;
                     const double bound = exact ? 1e-6 : 0x1p-8;

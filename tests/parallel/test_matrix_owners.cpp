@@ -36,8 +36,7 @@ TEST_CASE("muon: ranks wait less than 1.5 % for the largest matrix of a round in
         config.optimizer = OptimizerKind::kMuon;
         const ParamTable table = make_param_table(config);
         for (int ranks : {1, 2, 3, 4, 8}) {
-            CAPTURE(name);
-            CAPTURE(ranks);
+            CAPTURE(name, ranks);
             const FlatLayout layout(table, plan, 1 << 30, Buckets::unit(ranks));
             const MatrixOwners owners(table, Buckets(layout, ranks), ranks, ranks);
             double all = 0, longest = 0;
@@ -125,8 +124,7 @@ TEST_CASE("muon: matrices of one shape are in few, equally large batches of boun
     for (const char* name : {"gpt2-124M", "gpt2-1558M", "llama3-8B"})
         for (int ranks : {1, 2, 8})
             for (bool sharded : {true, false}) {
-                CAPTURE(name);
-                CAPTURE(ranks);
+                CAPTURE(name, ranks);
                 Config config;
                 config.shape = find_model_preset(name)->config;
                 config.optimizer = OptimizerKind::kMuon;

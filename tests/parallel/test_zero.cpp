@@ -32,8 +32,7 @@ std::vector<TrainingCase> recipes() {
 TEST_CASE("zero: levels 0 and 1 give the same bits, and with one micro-batch a rank all levels do") {
     for (const TrainingCase& recipe : recipes()) {
         for (int ranks : {2, 3, 8}) {
-            CAPTURE(recipe.name);
-            CAPTURE(ranks);
+            CAPTURE(recipe.name, ranks);
             CHECK(train(recipe.config, ranks, 2) == train(at_level(recipe.config, 0), ranks, 2));
             const Run one = train(recipe.config, ranks, 2, {}, {}, ranks);
             CHECK(one == train(at_level(recipe.config, 0), ranks, 2, {}, {}, ranks));
@@ -75,8 +74,7 @@ TEST_CASE("zero: NaN in the gradients of one rank skips the step on all ranks, a
     for (int64_t zero : {0, 1, 2})
         for (int64_t group : {0, 2}) {
             if (zero == 0 && group > 0) continue;
-            CAPTURE(zero);
-            CAPTURE(group);
+            CAPTURE(zero, group);
             const Config config = at_level(recipes()[1].config, zero, group);
             const Actions corrupt{[](TestModel& model, int step) {
                 if (step == 1 && model.comm.world().rank == 3) model.staged.inputs->dloss_mul = NAN;

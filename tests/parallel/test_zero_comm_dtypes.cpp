@@ -186,14 +186,11 @@ std::vector<TrainingCase> at_both_levels() {
 TEST_CASE("grad comm dtypes: the reduced gradient is the sum, in rank order, of the rounded gradients") {
     for (const TrainingCase& c : comm_dtypes()) {
         for (int ranks : {2, 3, 4}) {
-            CAPTURE(c.name);
-            CAPTURE(ranks);
+            CAPTURE(c.name, ranks);
             for (const auto& [zero, shard] : {std::pair{1, Dtype::kFp32}, {2, Dtype::kFp32}, {2, Dtype::kBf16}})
                 for (int64_t group : {0, 2}) {
                     if (group > 0 && ranks < 4) continue;
-                    CAPTURE(zero);
-                    CAPTURE(group);
-                    CAPTURE(dtype_name(shard));
+                    CAPTURE(zero, group, dtype_name(shard));
                     const Config config = changed(c.config, [&](Config& c) {
                         c.zero = zero, c.zero_group = group, c.grad_shard_dtype = shard;
                     });
@@ -209,8 +206,7 @@ TEST_CASE("grad comm dtypes: the reduced gradient is the sum, in rank order, of 
 TEST_CASE("grad comm dtypes: with a bf16 shard levels 2 and 3 have the same bits") {
     for (const TrainingCase& c : comm_dtypes()) {
         for (int ranks : {2, 3}) {
-            CAPTURE(c.name);
-            CAPTURE(ranks);
+            CAPTURE(c.name, ranks);
             const Config two = with_bf16_shard(c.config);
             const Config three = at_level(two, 3);
             const Run run = train(two, ranks, 2);

@@ -42,8 +42,7 @@ std::vector<TrainingCase> weight_cases() {
 TEST_CASE("zero weights: losses, weights and state have the bits of ZeRO-2") {
     for (const TrainingCase& c : weight_cases()) {
         for (int ranks : {1, 2, 3}) {
-            CAPTURE(c.name);
-            CAPTURE(ranks);
+            CAPTURE(c.name, ranks);
             const Run whole = train(c.config, ranks);
             CHECK(whole.skips == std::vector<int>(3, 0));
             CHECK(whole == train(at_level(c.config, 3), ranks));
@@ -122,8 +121,7 @@ TEST_CASE("zero weights: a pass gathers the layers that no buffer holds, FP8 lin
         const Dtype linear = fp8 ? Dtype::kE4m3 : Dtype::kBf16;
         for (int64_t micro_batches : {1, 3}) {
             config.global_batch_size = 2 * micro_batches;
-            CAPTURE(fp8);
-            CAPTURE(micro_batches);
+            CAPTURE(fp8, micro_batches);
             const MemoryPlan plan = memory_of(config, 2);
             // The forward pass of the first micro-batch finds the first two layers in buffers, because the last step
             // has gathered them; each later pass finds two layers of the pass before it.

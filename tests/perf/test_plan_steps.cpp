@@ -127,8 +127,7 @@ TEST_CASE("plan: step times that were measured are predicted within 5 %, memory 
             const MemoryPlan plan = planned(config);
             const double ms = predict_step(config, plan, measured_gpu(), rates).total_ms();
             const double off = ms / step.ms - 1;
-            CAPTURE(step.name);
-            CAPTURE(off);
+            CAPTURE(step.name, off);
             CHECK(std::abs(off) < step.within);
             const double gib = static_cast<double>(plan.arena_bytes) * 0x1p-30;
             if (step.gib > 0) CHECK(gib == doctest::Approx(step.gib).epsilon(0.01));

@@ -20,8 +20,7 @@ TEST_CASE("plan: the levels of --zero that fit are proposed") {
     for (int lowest = 1; lowest <= 4; lowest++) {
         found.memory_bytes = lowest < 4 ? bytes[lowest] : bytes[3] - 1;
         for (const char* level : {"0", "1", "2", "3"}) {
-            CAPTURE(lowest);
-            CAPTURE(level);
+            CAPTURE(lowest, level);
             const PlannedRun run{at(level), table, planned(at(level)), found, {}};
             const nlohmann::json memory = nlohmann::json::parse(plan_json(run))["memory"];
             const std::string text = plan_text(run), option = strf("--zero %d", lowest);

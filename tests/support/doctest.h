@@ -8,6 +8,15 @@
 #undef FAIL
 #include <doctest/doctest.h>
 
+// CAPTURE of several values.
+#undef CAPTURE
+#define CAPTURE(...) INFO(#__VA_ARGS__ " := ", values_text(__VA_ARGS__))
+template <typename... Values> std::string values_text(const Values&... values) {
+    std::string text;
+    ((text += (text.empty() ? "" : ", ") + std::string(doctest::toString(values).c_str())), ...);
+    return text;
+}
+
 // The message of the error with exit code 2 that body() raises, or "".
 template <typename Body> std::string refusal_of(Body&& body) {
     try {

@@ -56,8 +56,7 @@ template <typename Body> std::string error_of(Body&& body) {
 
 inline void check_contains(const std::string& text, const std::vector<std::string>& parts) {
     for (const std::string& part : parts) {
-        CAPTURE(part);
-        CAPTURE(text);
+        CAPTURE(part, text);
         CHECK(text.find(part) != std::string::npos);
     }
 }

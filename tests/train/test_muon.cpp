@@ -183,9 +183,7 @@ TEST_CASE("muon: Newton-Schulz gives singular values near 1 and keeps the vector
         // A rounding is amplified at most as a small singular value is: by the product of all a, 800.
         const double roundoff = dtype == Dtype::kFp64 ? 0x1p-53 : 0x1p-24;
         for (const auto& [rows, cols, rank] : shapes) {
-            CAPTURE(dtype_name(dtype));
-            CAPTURE(rows);
-            CAPTURE(cols);
+            CAPTURE(dtype_name(dtype), rows, cols);
             Matrix a = random_matrix(rows, cols, 3, rank);
             if (dtype == Dtype::kBf16)
                 for (double& x : a.at) x = static_cast<double>(static_cast<float>(bf16(static_cast<float>(x))));
@@ -216,9 +214,7 @@ TEST_CASE("muon: the bits of a matrix do not depend on the batch that it is comp
     for (Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16}) {
         if (dtype == Dtype::kFp64 && !device::device_info(-1).toolkit.empty()) continue;
         for (const auto& [rows, cols] : shapes) {
-            CAPTURE(dtype_name(dtype));
-            CAPTURE(rows);
-            CAPTURE(cols);
+            CAPTURE(dtype_name(dtype), rows, cols);
             std::vector<Matrix> all;
             for (uint64_t i = 0; i < 5; i++)
                 all.push_back(random_matrix(rows, cols, 7 + 100 * i, std::min(rows, cols)));
@@ -354,9 +350,7 @@ TEST_CASE("muon: bits depend neither on the number of ranks nor on the level of 
             const Run one = train_alike(config, 1);
             for (int ranks : {2, 3, 4})
                 for (int64_t zero : {0, 1, 2, 3}) {
-                    CAPTURE(static_cast<int>(recipe));
-                    CAPTURE(ranks);
-                    CAPTURE(zero);
+                    CAPTURE(static_cast<int>(recipe), ranks, zero);
                     CHECK(train_alike(at_level(config, zero), ranks) == one);
                     if (ranks == 4 && zero > 0) CHECK(train_alike(at_level(config, zero, 2), ranks) == one);
                 }

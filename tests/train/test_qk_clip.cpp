@@ -115,8 +115,7 @@ TEST_CASE("qk-clip: bits depend neither on the number of ranks nor on the level 
             const Run one = train_alike(config, 1);
             for (int ranks : {2, 4})
                 for (int64_t zero : {0, 1, 2, 3}) {
-                    CAPTURE(ranks);
-                    CAPTURE(zero);
+                    CAPTURE(ranks, zero);
                     CHECK(train_alike(at_level(config, zero), ranks) == one);
                 }
             config.qk_clip = 0;
