@@ -12,7 +12,7 @@ import os
 import sys
 
 import torch
-from peer import version_text
+from peer import medians_us, require_gpu, version_text
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -23,21 +23,6 @@ WINDOWS = ((1, 64, 8, 8192, 64, 1024), (1, 64, 8, 32768, 64, 1024), (1, 32, 8, 3
 PLAIN_SHAPE = (8, 12, 12, 2048, 64, 0)
 COLUMNS = ("attention", "batch", "heads", "kv_heads", "seq_length", "head_dim", "forward_us", "forward_tflops",
            "backward_us", "backward_tflops", "beyond_inputs_mb", "cudnn", "torch", "gpu")
-
-
-def median_us(run):
-    for i in range(4):
-        run(i)
-    times, total = [], 0.0
-    while total < 200000 or len(times) < 5:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run(len(times))
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000)
-        total += times[-1]
-    return sorted(times)[len(times) // 2]
 
 
 def plain_attention(q, k, v):
@@ -75,10 +60,10 @@ def bench(B, NH, NKV, T, HS, window, plain):
             return plain_attention(q, k, v)
         return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=NH != NKV)
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        forward_us = median_us(forward)
+        forward_us, = medians_us(forward)
         outs = [] if window else [forward(0), forward(1)]   # Transformer Engine's graph runs once
-        backward_us = median_us(lambda i: torch.autograd.grad(outs[i % 2] if outs else forward(i), sets[i % 2][:3],
-                                                              sets[i % 2][3], retain_graph=not window))
+        backward_us, = medians_us(lambda i: torch.autograd.grad(
+            outs[i % 2] if outs else forward(i), sets[i % 2][:3], sets[i % 2][3], retain_graph=not window))
         if window:
             backward_us -= forward_us
         outs = None
@@ -100,8 +85,7 @@ def main():
                         "Transformer Engine")
     parser.add_argument("--csv", action="store_true", help="the same as CSV, with a line of names first")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("No GPU: torch.cuda.is_available() is false.")
+    require_gpu()
     versions = (version_text(torch.backends.cudnn.version()), torch.__version__, torch.cuda.get_device_name())
     rows = csv.writer(sys.stdout, lineterminator="\n")
     if options.csv:

@@ -3,35 +3,19 @@
 and in FP8 with one scale a row.
 
 Prints shape | us, TFLOP/s of a dense matmul with as many products | us, TFLOP/s of the grouped one | ratio. Balanced
-loads, random data; both in turns, since the card is power-limited, medians over 0.2 s. Gradients of weights overwrite.
-FP8 is without its quantization, as in the bench. Needs PyTorch with CUDA, 2.11 or newer for the calls made here.
+loads, random data; both in turns, medians over 0.2 s. Gradients of weights overwrite. FP8 is without its quantization,
+as in the bench. Needs PyTorch with CUDA, 2.11 or newer for the calls made here.
 """
 import argparse
 import csv
-import sys
 
 import torch
+from peer import medians_us, require_gpu
 
 # Name, experts, rows, N and K of the forward pass.
 SHAPES = (("Qwen3-30B-A3B up", 128, 65536, 1536, 2048), ("Qwen3-30B-A3B down", 128, 65536, 2048, 768),
           ("OLMoE up", 64, 65536, 2048, 2048), ("OLMoE down", 64, 65536, 2048, 1024))
-BUDGET_US = 200_000
 COLUMNS = ("shape", "pass", "dtype", "dense_us", "dense_tflops", "grouped_us", "grouped_tflops", "torch", "gpu")
-
-
-def medians_us(calls):
-    """The median time of each call; they alternate."""
-    times, total = [[] for _ in calls], 0.0
-    while total < BUDGET_US or len(times[0]) < 11:
-        for call, mine in zip(calls, times):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            call()
-            end.record()
-            end.synchronize()
-            mine.append(begin.elapsed_time(end) * 1000)
-            total += mine[-1]
-    return [sorted(mine[3:])[len(mine[3:]) // 2] for mine in times]
 
 
 def random(*shape, dtype=torch.bfloat16):
@@ -42,9 +26,9 @@ def bf16_calls(experts, rows, n, k, offsets):
     """{pass: (dense, grouped)}"""
     x, y, w = random(rows, k), random(rows, n), random(experts, n, k)
     of_one = w[0].contiguous()
-    return {"forward": (lambda: x @ of_one.t(), lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=offsets)),
-            "dgrad": (lambda: y @ of_one, lambda: torch._grouped_mm(y, w, offs=offsets)),
-            "wgrad": (lambda: y.t() @ x, lambda: torch._grouped_mm(y.t(), x, offs=offsets))}
+    return {"forward": (lambda _: x @ of_one.t(), lambda _: torch._grouped_mm(x, w.transpose(1, 2), offs=offsets)),
+            "dgrad": (lambda _: y @ of_one, lambda _: torch._grouped_mm(y, w, offs=offsets)),
+            "wgrad": (lambda _: y.t() @ x, lambda _: torch._grouped_mm(y.t(), x, offs=offsets))}
 
 
 def fp8_calls(experts, rows, n, k, offsets):
@@ -58,15 +42,15 @@ def fp8_calls(experts, rows, n, k, offsets):
 
     def pair(a, weights):   # a [rows, depth], weights [experts, columns, depth]
         columns = weights.shape[1]
-        return (lambda scales=(ones(rows, 1), ones(1, columns)): torch._scaled_mm(
+        return (lambda _, scales=(ones(rows, 1), ones(1, columns)): torch._scaled_mm(
                     a, weights[0].t(), *scales, out_dtype=bf16),
-                lambda scales=(ones(rows), ones(experts, columns)): torch._scaled_grouped_mm(
+                lambda _, scales=(ones(rows), ones(experts, columns)): torch._scaled_grouped_mm(
                     a, weights.transpose(1, 2), *scales, offs=offsets, out_dtype=bf16))
 
     return {"forward": pair(x, w), "dgrad": pair(y, wt),
-            "wgrad": (lambda scales=(ones(n, 1), ones(1, k)): torch._scaled_mm(
+            "wgrad": (lambda _, scales=(ones(n, 1), ones(1, k)): torch._scaled_mm(
                           yt, xt.t(), *scales, out_dtype=bf16),
-                      lambda scales=(ones(n * experts), ones(k * experts)): torch._scaled_grouped_mm(
+                      lambda _, scales=(ones(n * experts), ones(k * experts)): torch._scaled_grouped_mm(
                           yt, xt.t(), *scales, offs=offsets, out_dtype=bf16))}
 
 
@@ -75,8 +59,7 @@ def main():
     parser.add_argument("--only", default="", help="shapes with this in their name")
     parser.add_argument("--csv", help="file for the numbers, too")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("No GPU: torch.cuda.is_available() is false.")
+    require_gpu()
     gpu = torch.cuda.get_device_name()
     print(f"PyTorch {torch.__version__}, {gpu}", flush=True)
     rows_out = []
@@ -87,7 +70,7 @@ def main():
         for dtype, calls in (("bf16", bf16_calls), ("fp8-rowwise", fp8_calls)):
             for which, pair in calls(experts, rows, n, k, offsets).items():
                 try:
-                    us = medians_us(pair)
+                    us = medians_us(*pair)
                 except RuntimeError as error:
                     print(f"{name} {dtype} {which}: {str(error).splitlines()[0]}", flush=True)
                     continue

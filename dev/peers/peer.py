@@ -14,6 +14,11 @@ COLUMNS = ("trainer", "version", "precision", "ms_per_micro_batch", "min", "max"
            "cudnn", "torch")
 
 
+def require_gpu():
+    if not torch.cuda.is_available():
+        sys.exit("No GPU: torch.cuda.is_available() is false.")
+
+
 def positive(text):
     value = int(text)
     if value < 1:
@@ -32,8 +37,7 @@ def parse_options(doc, precisions, grad_dtypes):
     parser.add_argument("--grad-dtype", choices=grad_dtypes, default="bf16",
                         help="of the accumulated gradients of matmul weights (default bf16)")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("No GPU: torch.cuda.is_available() is false.")
+    require_gpu()
     return options
 
 
@@ -57,6 +61,22 @@ def milliseconds(micro_batch, options):
         step(events)
     torch.cuda.synchronize()
     return sorted(a.elapsed_time(b) for a, b in zip(events, events[1:]))
+
+
+def medians_us(*calls):
+    """The median time of each call(i), where i counts its calls. They alternate, since the card is power-limited, over
+    at least 0.2 s, of which the first four rounds do not count."""
+    times, total = [[] for _ in calls], 0.0
+    while total < 200_000 or len(times[0]) < 12:
+        for call, mine in zip(calls, times):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            call(len(mine))
+            end.record()
+            end.synchronize()
+            mine.append(begin.elapsed_time(end) * 1000)
+            total += mine[-1]
+    return [sorted(mine[4:])[len(mine[4:]) // 2] for mine in times]
 
 
 def attention_of(micro_batch):
