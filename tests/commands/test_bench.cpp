@@ -86,8 +86,8 @@ std::deque<OpCall> one_step(double slower) {
 }  // namespace
 
 TEST_CASE("bench: a timed step runs each operation as often as its rehearsal") {
-    for (const ModelConfig& shape : fp8_shapes()) {
-        for (Fp8Recipe recipe : kRecipes) {
+    for (const ModelConfig& shape : fp8_shapes())
+        for (Fp8Recipe recipe : kRecipes)
             for (Recompute recompute : {Recompute::kNone, Recompute::kBlock, Recompute::kBlockKeepAttention}) {
                 Config config = fp8_config(shape, recipe);
                 config.recompute = recompute;
@@ -111,8 +111,6 @@ TEST_CASE("bench: a timed step runs each operation as often as its rehearsal") {
                     gemm.count++;
                 }
             }
-        }
-    }
 }
 
 TEST_CASE("bench: every operation and transfer of a step is one call, and timing changes no bit") {

@@ -94,7 +94,7 @@ TEST_CASE("fp8 options: with every recipe each option acts, or is refused with t
     int acted = 0;
     for (const OptionRow& row : option_table()) {
         if (row.group != OptionGroup::kFp8 || std::string(row.name) == "fp8-recipe") continue;
-        for (const std::string& recipe : kRecipeNames) {
+        for (const std::string& recipe : kRecipeNames)
             for (std::string value : samples().at(row.name).values) {
                 if (std::string(row.name) == "fp8-format" && blockwise.count(recipe)) value = "hybrid";
                 CAPTURE(std::string(row.name), recipe, value);
@@ -116,7 +116,6 @@ TEST_CASE("fp8 options: with every recipe each option acts, or is refused with t
                     acted++;
                 }
             }
-        }
     }
     CHECK(acted > 40);
 

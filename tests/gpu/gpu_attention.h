@@ -56,13 +56,12 @@ inline void check_against_loops(const Attention& a, Ctx& ctx = gpu()) {
 inline void check_rms(const Attention& a, const HostTensor& got, const HostTensor& cpu, const HostTensor& want,
                int64_t first, int64_t heads, const char* name) {
     double got_sum = 0, cpu_sum = 0;
-    for (int64_t n = 0; n < a.B * a.T; n++) {
+    for (int64_t n = 0; n < a.B * a.T; n++)
         for (int64_t c = first * a.HS; c < (first + heads) * a.HS; c++) {
             const int64_t i = n * a.width() + c;
             got_sum += std::pow(got.get(i) - want.get(i), 2);
             cpu_sum += std::pow(cpu.get(i) - want.get(i), 2);
         }
-    }
     INFO(name << ": rms error " << std::sqrt(got_sum) << " against " << std::sqrt(cpu_sum) << " on the CPU");
     CHECK_LE(std::sqrt(got_sum), 2 * std::sqrt(cpu_sum) + kTiny);
 }

@@ -49,7 +49,7 @@ TEST_CASE("gpu attention: the largest score of each head, which changes no bit o
 }
 
 TEST_CASE("gpu attention: a sequence does not depend on the next one") {
-    for (int64_t HS : kTensorDims) {
+    for (int64_t HS : kTensorDims)
         for (int64_t T : {1, 65, 129, 200}) {
             const Attention clean({3, T, 4, 2, HS}, Dtype::kBf16);
             Attention corrupted = clean;
@@ -66,7 +66,6 @@ TEST_CASE("gpu attention: a sequence does not depend on the next one") {
             }
             CHECK_EQ(other, 0);
         }
-    }
 }
 
 // More tiles than multiprocessors, several sections of heads, long sequences.

@@ -37,7 +37,7 @@ TEST_CASE("gpu attention within documents: plain kernels against loops in double
 // Also within the tile, the warp and the four lanes that share a row. The backward pass reads out and lse of the CPU,
 // which are bitwise equal for the other documents.
 TEST_CASE("gpu attention: a token reaches its own document only, to the bit") {
-    for (int64_t HS : {48, 64, 96, 128, 256}) {
+    for (int64_t HS : {48, 64, 96, 128, 256})
         for (const Lengths& lengths : {kBorders[1], kBorders[2], kBorders[4]}) {
             const Attention a = documents_problem(4, 2, HS, Dtype::kBf16, lengths);
             const Attention::Result before = on_gpu(a, a.on_cpu(a.type));
@@ -53,7 +53,6 @@ TEST_CASE("gpu attention: a token reaches its own document only, to the bit") {
                 });
             }
         }
-    }
 }
 
 // If documents end with tiles, a kernel must not read the other document at all: 0 times NaN would be NaN.

@@ -106,7 +106,7 @@ TEST_CASE("gpu quantize_heads rotates as rope does, to the bit") {
 
 TEST_CASE("gpu quantize_heads: a value that is not finite makes only its block NaN") {
     const Fp8Attention a{1, 300, 2, 1, 64};
-    for (double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+    for (double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL})
         for (int64_t head = 0; head < a.heads(); head++) {
             HostTensor qkv = a.random_qkv();
             qkv.set(a.q(0, 130, head) + 5, bad);
@@ -126,7 +126,6 @@ TEST_CASE("gpu quantize_heads: a value that is not finite makes only its block N
             }
             CHECK_EQ(finite, 0);
         }
-    }
 }
 
 TEST_CASE("gpu FP8 attention against loops in double") {
@@ -175,20 +174,18 @@ TEST_CASE("gpu FP8 attention: the largest sums of integers") {
 }
 
 TEST_CASE("gpu FP8 attention within documents against loops in double") {
-    for (int64_t HS : {64, 128}) {
+    for (int64_t HS : {64, 128})
         for (const Lengths& lengths : kBorders)
             check_against_loops(with_documents(Fp8Attention{2, 400, 4, 2, HS}, lengths));
-    }
 }
 
 TEST_CASE("gpu FP8 attention within a window against loops in double") {
-    for (int64_t HS : {64, 128}) {
+    for (int64_t HS : {64, 128})
         for (int64_t window : {1, 2, 64, 127, 128, 129, 200, 399}) {
             const Fp8Attention a = with_window(Fp8Attention{2, 400, 4, 2, HS}, window);
             check_against_loops(a);
             check_against_loops(with_documents(a, {{129, 271}, {191, 1, 1, 207}}));
         }
-    }
 }
 
 TEST_CASE("gpu FP8 attention with sinks against loops in double; one of -infinity changes no bit") {

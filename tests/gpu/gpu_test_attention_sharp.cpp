@@ -32,8 +32,8 @@ void add_own_heights(Attention& a) {
     };
     const int64_t lower = s.B * s.NKV * s.T;   // vector that lowers scores
 #pragma omp parallel for collapse(2)
-    for (int64_t b = 0; b < s.B; b++) {
-        for (int64_t t = 0; t < s.T; t++) {
+    for (int64_t b = 0; b < s.B; b++)
+        for (int64_t t = 0; t < s.T; t++)
             for (int64_t h = 0; h < s.NH; h++) {
                 const int64_t group = s.NH / s.NKV, head = h / group, own = (b * s.NKV + head) * s.T;
                 const int64_t pick = mixed(a.row(b, t, h), 1000), later = t + 1 + mixed(a.row(b, t, h), 1001) % s.T;
@@ -44,8 +44,6 @@ void add_own_heights(Attention& a) {
                 add(a.k(b, t, h), own + t, each);
                 if (head % 2) add(a.k(b, t, h), lower, each);
             }
-        }
-    }
 }
 
 // Scores about 40 above the others: of the first key (far from the diagonal for most queries), of every key with the
@@ -63,7 +61,7 @@ Attention sharp_problem(Shape shape, Sharp kind) {
         for (int64_t d = 0; d < HS; d++) a.qkv.set(at + d, a.qkv.get(at + d) + each * sign_of(key, d));
     };
 #pragma omp parallel for collapse(2)
-    for (int64_t b = 0; b < shape.B; b++) {
+    for (int64_t b = 0; b < shape.B; b++)
         for (int64_t t = 0; t < shape.T; t++) {
             const int64_t token = (t * t + 31 * t + 7 * b) % 89;
             for (int64_t h = 0; h < shape.NH + shape.NKV; h++) {
@@ -79,7 +77,6 @@ Attention sharp_problem(Shape shape, Sharp kind) {
                 }
             }
         }
-    }
     return a;
 }
 
@@ -109,7 +106,7 @@ struct OnDevice {
 }  // namespace
 
 TEST_CASE("gpu attention with few dominant probabilities, against loops in double") {
-    for (int64_t HS : {64, 96, 128, 256}) {
+    for (int64_t HS : {64, 96, 128, 256})
         for (Sharp kind : kAllSharp) {
             INFO("kind " << static_cast<int>(kind));
             check_against_loops(sharp_problem({1, 400, 4, 1, HS}, kind));
@@ -117,7 +114,6 @@ TEST_CASE("gpu attention with few dominant probabilities, against loops in doubl
             if (kind != Sharp::kOwnHeight) continue;
             check_against_loops(sharp_problem({50, 260, 2, 1, HS}, kind));   // blocks take several items
         }
-    }
 }
 
 // Many tiles per block, several query heads per key head, long sequences: compared with the kernels for older devices,

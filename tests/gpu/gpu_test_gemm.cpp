@@ -100,7 +100,7 @@ void for_types(const std::function<void(Dtype operands, Dtype result)>& f) {
 }  // namespace
 
 TEST_CASE("gpu gemm: small integers are exact in every layout, type and alignment") {
-    for (const Shape& s : kShapes) {
+    for (const Shape& s : kShapes)
         for (GemmLayout layout : kLayouts) {
             for_types([&](Dtype operands, Dtype result) {
                 Product p = integer_product(s, layout, operands, result);
@@ -110,17 +110,15 @@ TEST_CASE("gpu gemm: small integers are exact in every layout, type and alignmen
                 check_equal(name_of(s, layout, operands, result) + " shifted by 8 bytes", p.on_gpu(gpu(), 8), want);
             });
         }
-    }
 }
 
 TEST_CASE("gpu gemm: random numbers within a derived bound and twice the CPU's error") {
-    for (const Shape& s : kShapes) {
+    for (const Shape& s : kShapes)
         for (GemmLayout layout : kLayouts) {
             for_types([&](Dtype operands, Dtype result) {
                 check_product(name_of(s, layout, operands, result), product(s, layout, operands, result));
             });
         }
-    }
 }
 
 TEST_CASE("gpu gemm: adds to D once, with and without a search") {

@@ -31,7 +31,7 @@ void check_heads(const HeadSplit& s, Dtype type, int64_t shift_bytes, const char
 }  // namespace
 
 TEST_CASE("gpu heads: split and joined") {
-    for (Dtype type : {Dtype::kFp32, Dtype::kBf16}) {
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16})
         for (const HeadSplit& s : gpu_splits()) {
             if (left_out(s.own_elems())) continue;
             for (int64_t shift : {int64_t{0}, dtype_bytes(type)}) {   // shifted: one element at a time
@@ -41,7 +41,6 @@ TEST_CASE("gpu heads: split and joined") {
                             cpu::join_heads, &HeadSplit::join_args);
             }
         }
-    }
 }
 
 }  // namespace heads_test

@@ -145,23 +145,18 @@ TEST_CASE("gpu moe: router_stats and router_summary") {
             return 2 * (terms + 1) * 0x1p-53 * sum + (fp32 ? 10 * terms * 0x1p-22 : 0);
         }, 1);
         OpCase summary(name_of("router_summary", s), Dtype::kFp32);
-        HostTensor stats(Dtype::kFp64, 3 * elems), state(Dtype::kInt32, sizeof(StepState) / 4);
+        HostTensor stats(Dtype::kFp64, 3 * elems);
         for (int64_t i = 0; i < stats.elems(); i++) stats.set(i, 1 + static_cast<double>(i % 17));
-        std::memset(state.data(), 0, static_cast<size_t>(state.bytes()));
         summary.add("stats", Kind::kFixed, stats);
         summary.add("load", Kind::kFixed, HostTensor(Dtype::kFp64, 3 * s.E));
-        summary.add("state", Kind::kFixed, state);
+        summary.add("state", Kind::kFixed, tensor_of(StepState{}));
         summary.run_same_types(cuda::router_summary, cpu::router_summary, [&](auto view) {
             return RouterSummaryArgs{.state = object_in<StepState>(view("state")), .stats = view("stats"),
                                      .load = view("load"), .layers = 3, .E = s.E, .K = s.K, .aux = 0.1f, .z = 0.01f};
         });
         summary.check_bits("load");
-        const auto of = [](HostTensor t) {
-            StepState values;
-            std::memcpy(&values, t.data(), sizeof values);
-            return values;
-        };
-        const StepState gpu = of(summary.on_gpu("state")), cpu = of(summary.on_cpu("state"));
+        const auto gpu = object_of<StepState>(summary.on_gpu("state"));
+        const auto cpu = object_of<StepState>(summary.on_cpu("state"));
         CHECK(std::fabs(gpu.router_loss - cpu.router_loss) <= 1e-12 * cpu.router_loss);
         CHECK_EQ(gpu.expert_load, cpu.expert_load);
         CHECK_EQ(gpu.dead_experts, cpu.dead_experts);
@@ -183,9 +178,7 @@ TEST_CASE("gpu moe: router_backward") {
                 c.add("load", Kind::kFixed, load);
                 StepState state{};
                 state.token_mul = 0.01f;
-                HostTensor bytes(Dtype::kInt32, sizeof(StepState) / 4);
-                std::memcpy(bytes.data(), &state, sizeof state);
-                c.add("state", Kind::kFixed, bytes);
+                c.add("state", Kind::kFixed, tensor_of(state));
                 c.run(cuda::router_backward, cpu::router_backward, [&](auto view) {
                     return RouterBackwardArgs{
                         .dlogits = view("dlogits"), .dweights = view("dweights"), .probs = view("probs"),
@@ -206,13 +199,12 @@ TEST_CASE("gpu moe: router_bias") {
                 OpCase c(name_of("router_bias", s), work);
                 c.random("master", Kind::kStat, n);
                 c.random("bias", Kind::kWork, n);
-                HostTensor load(Dtype::kFp64, s.E), bytes(Dtype::kInt32, sizeof(StepState) / 4);
+                HostTensor load(Dtype::kFp64, s.E);
                 for (int64_t e = 0; e < s.E; e++) load.set(e, static_cast<double>(e % 3));   // 1 is the mean of most
                 c.add("load", Kind::kFixed, load);
                 StepState state{};
                 state.skip = skip;
-                std::memcpy(bytes.data(), &state, sizeof state);
-                c.add("state", Kind::kFixed, bytes);
+                c.add("state", Kind::kFixed, tensor_of(state));
                 c.run_same_types(cuda::router_bias, cpu::router_bias, [&](auto view) {
                     return RouterBiasArgs{.bias = view("bias"), .master = view("master"), .load = view("load"),
                                           .state = object_in<StepState>(view("state")), .first = first,
@@ -428,9 +420,7 @@ TEST_CASE("gpu moe: activations of experts count the codes of rows of tokens, an
             c.add("slots", Kind::kFixed, random_slots(R, true));
             c.add("codes", Kind::kFixed, HostTensor(Dtype::kE4m3, R * C));
             c.add("scales", Kind::kFixed, HostTensor(Dtype::kFp32, scale_blocks(C) * R));
-            HostTensor counts(Dtype::kInt32, sizeof(Fp8Counts) / 4);
-            std::memset(counts.data(), 0, sizeof(Fp8Counts));
-            c.add("counts", Kind::kFixed, counts);
+            c.add("counts", Kind::kFixed, tensor_of(Fp8Counts{}));
             const auto quant = [](auto view) {
                 return QuantOut{.rowwise = view("codes"), .granularity = Granularity::kBlock1x128,
                                 .rowwise_scale_inv = view("scales"), .counts = object_in<Fp8Counts>(view("counts"))};
@@ -448,9 +438,8 @@ TEST_CASE("gpu moe: activations of experts count the codes of rows of tokens, an
                         .kind = Activation::kSwiglu, .out = {}, .in = view("in"), .weights = view("weights"),
                         .row_slots = view("slots"), .R = R, .F = F, .quant = quant(view), .bias = {}};
                 });
-            for (HostTensor after : {c.on_gpu("counts"), c.on_cpu("counts")}) {
-                Fp8Counts found;
-                std::memcpy(&found, after.data(), sizeof found);
+            for (const HostTensor* after : {&c.on_gpu("counts"), &c.on_cpu("counts")}) {
+                const auto found = object_of<Fp8Counts>(*after);
                 CHECK_EQ(found.elems, static_cast<unsigned long long>((R - R / 3) * C));
                 CHECK_EQ(found.nonfinite, 0u);
             }

@@ -175,7 +175,7 @@ void check_rope(const Heads& h, Dtype work, int64_t shift_bytes, bool forward) {
 TEST_CASE("gpu ops: layernorm and rmsnorm forward") {
     for (const Shape& s : kShapes) {
         if (left_out(s.N * s.C)) continue;
-        for (Dtype work : {Dtype::kFp32, Dtype::kBf16}) {
+        for (Dtype work : {Dtype::kFp32, Dtype::kBf16})
             for (bool layer : {false, true}) {
                 check_forward(layer, s, work, 0, Residual::kNone, layer);
                 check_forward(layer, s, work, 0, Residual::kAdded, false);
@@ -187,7 +187,6 @@ TEST_CASE("gpu ops: layernorm and rmsnorm forward") {
                 if (!layer) check_forward(layer, s, work, 4, Residual::kStream, false);
                 check_forward(layer, s, work, 4, Residual::kRounded, layer);
             }
-        }
     }
 }
 

@@ -151,12 +151,11 @@ void check_adamw_fp8(int64_t n, const Types& types, int64_t shift_bytes, const S
 TEST_CASE("gpu ops: activation functions") {
     for (const Shape& s : kShapes) {
         if (left_out(s.N * s.F)) continue;
-        for (Dtype work : kFloats) {
+        for (Dtype work : kFloats)
             for (const ActivationFunction& function : kActivations) {
                 check_activation(function.kind, s, work, 0);
                 check_activation(function.kind, s, work, 4);
             }
-        }
     }
 }
 
@@ -183,8 +182,8 @@ TEST_CASE("gpu ops: ema is that of the CPU, bit for bit") {
 TEST_CASE("gpu ops: casts round as the CPU does, bit for bit") {
     for (int64_t n : kLengths) {
         if (left_out(n)) continue;
-        for (Dtype from : kFloats) {
-            for (Dtype to : kFloats) {
+        for (Dtype from : kFloats)
+            for (Dtype to : kFloats)
                 for (int64_t shift_bytes : {0, 4}) {
                     OpCase c(strf("cast of %lld to %s", (long long)n, dtype_name(to)), from, to, shift_bytes);
                     HostTensor in = random_tensor(from, n, 11);
@@ -201,8 +200,6 @@ TEST_CASE("gpu ops: casts round as the CPU does, bit for bit") {
                     });
                     c.check_bits("out");
                 }
-            }
-        }
     }
     // NaN stays NaN; its payload is the device's.
     HostTensor in(Dtype::kFp32, 9), out(Dtype::kBf16, 9);
@@ -236,8 +233,8 @@ TEST_CASE("gpu ops: initial values are bitwise equal to the CPU's") {
 }
 
 TEST_CASE("gpu ops: adamw is bitwise equal to the CPU's, including stochastic rounding") {
-    for (Dtype param : kFloats) {
-        for (Dtype moment : kFloats) {
+    for (Dtype param : kFloats)
+        for (Dtype moment : kFloats)
             for (Dtype grad : kFloats) {
                 for (int64_t n : kLengths) {
                     if (left_out(n)) continue;
@@ -246,8 +243,6 @@ TEST_CASE("gpu ops: adamw is bitwise equal to the CPU's, including stochastic ro
                 }
                 check_adamw(1000, {param, moment, grad}, 0, step_state(7, 1));
             }
-        }
-    }
     // A bit of the stream decides: another step gives other moments in bf16.
     HostTensor first, second;
     for (int64_t step : {5, 6}) {
@@ -415,8 +410,8 @@ TEST_CASE("gpu ops: rope and embedding at given positions") {
         positions.set(n, static_cast<double>(n * 29 % T));
         tokens.set(n, static_cast<double>(n * 17 % V));
     }
-    for (Dtype type : {Dtype::kFp32, Dtype::kBf16}) {
-        for (int64_t HS : {6, 64, 80, 128}) {
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16})
+        for (int64_t HS : {6, 64, 80, 128})
             for (int64_t shift_bytes : {0, 4}) {
                 constexpr int64_t NH = 3, NKV = 2;
                 OpCase rope("rope_forward at positions", type, Dtype::kFp32, shift_bytes);
@@ -443,8 +438,6 @@ TEST_CASE("gpu ops: rope and embedding at given positions") {
                 });
                 embedding.check_bits("out");
             }
-        }
-    }
 }
 
 }  // namespace ops_pointwise_test

@@ -300,7 +300,7 @@ TEST_CASE("gpu ops: sums of squares of several matrices have the bits of each al
 TEST_CASE("gpu ops: sums of squares and of losses in fp64") {
     for (int64_t n : {int64_t{1}, int64_t{3}, int64_t{8}, int64_t{8191}, int64_t{3000007}}) {
         if (left_out(n)) continue;
-        for (Dtype type : {Dtype::kFp32, Dtype::kBf16}) {
+        for (Dtype type : {Dtype::kFp32, Dtype::kBf16})
             for (int64_t shift_bytes : {0, 4}) {
                 double results[2] = {};
                 for (int moved : {0, 1}) {
@@ -321,7 +321,6 @@ TEST_CASE("gpu ops: sums of squares and of losses in fp64") {
                 }
                 CHECK(results[0] != results[1]);
             }
-        }
         OpCase c(strf("sum_losses of %lld", (long long)n), Dtype::kFp32);
         HostTensor losses = random_tensor(Dtype::kFp32, n, 43, 1, 9);
         c.add("losses", Kind::kFixed, losses);

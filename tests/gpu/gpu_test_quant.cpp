@@ -180,11 +180,10 @@ void check_updates(int64_t length, int64_t interval, bool most_recent, int64_t s
 TEST_CASE("gpu quant: every bf16 value casts as on the CPU") {
     HostTensor all(kB, 65536);
     for (int64_t i = 0; i < 65536; i++) all.as<bf16>()[i] = bf16::from_bits(static_cast<uint16_t>(i * 40503));
-    for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2}) {
+    for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2})
         for (float scale : {1.0f, 0x1.555556p0f, 0x1p-20f, 0x1.8p30f, 0x1.fffffep127f}) {
             check_casts(all, 256, 256, format, scale);
         }
-    }
 }
 
 TEST_CASE("gpu quant: block scales for every amax") {
@@ -206,7 +205,7 @@ TEST_CASE("gpu quant: block scales for every amax") {
 TEST_CASE("gpu quant: quantize") {
     for (const Shape& s : kShapes) {
         if (left_out(s.N * s.C)) continue;
-        for (Dtype dtype : {kB, kF}) {
+        for (Dtype dtype : {kB, kF})
             for (bool corrupted : {false, true}) {
                 if (corrupted && dtype == kF) continue;   // NaN payloads, below
                 const HostTensor in = uneven_values(dtype, s.N, s.C, 31, corrupted);
@@ -214,7 +213,6 @@ TEST_CASE("gpu quant: quantize") {
                     if (!v.dbias) check_quantize(in, s.N, s.C, v);
                 }
             }
-        }
         check_producer(quantize_of(random_tensor(kB, s.N * s.C, 32), s.N, s.C));
     }
     // Numbers of rows that `transposed` does not support.
@@ -259,7 +257,7 @@ TEST_CASE("gpu quant: activation functions") {
 TEST_CASE("gpu quant: amax") {
     for (int64_t n : {1, 7, 8, 1000, 70001, 3000000}) {
         if (left_out(n)) continue;
-        for (Dtype dtype : {kB, kF}) {
+        for (Dtype dtype : {kB, kF})
             for (int64_t shift_bytes : {0, 4}) {
                 INFO(n << " of " << dtype_name(dtype));
                 HostTensor in = random_tensor(dtype, n, 41, 1e-3), entry(Dtype::kInt32, 4);
@@ -276,7 +274,6 @@ TEST_CASE("gpu quant: amax") {
                 }
                 CHECK_EQ(entry_in(want).amax_bits, amax_bits_of(static_cast<float>(bf16(0x1.01fffep0f))));
             }
-        }
     }
 }
 
@@ -319,7 +316,7 @@ TEST_CASE("gpu quant: count_scales") {
 }
 
 TEST_CASE("gpu quant: fp8_clear") {
-    for (bool step : {false, true}) {
+    for (bool step : {false, true})
         for (int skip : {0, 1}) {
             HostTensor entries(Dtype::kInt32, 200 * 4);
             for (int64_t i = 0; i < entries.elems(); i++) entries.set(i, static_cast<double>(i * 7919 % 1000 + 1));
@@ -335,22 +332,20 @@ TEST_CASE("gpu quant: fp8_clear") {
             CHECK(device.download().same_bits(want));
             CHECK_EQ(want.same_bits(entries), skip == 1);
         }
-    }
 }
 
 TEST_CASE("gpu quant: fp8_update") {
-    for (int64_t length : {1, 2, 5, 1024}) {
+    for (int64_t length : {1, 2, 5, 1024})
         for (int64_t interval : {1, 3}) {
             for (bool most_recent : {false, true}) check_updates(length, interval, most_recent, 20);
         }
-    }
     if (!left_out(1 << 20)) check_updates(130, 1, false, 300);   // the history wraps around; several blocks
 }
 
 TEST_CASE("gpu quant: adamw records the amax of the new weights, with and without bf16 ones") {
     for (int64_t n : {1, 5, 4096, 70001}) {
         if (left_out(n)) continue;
-        for (bool with_param : {false, true}) {
+        for (bool with_param : {false, true})
             for (int skip : {0, 1}) {
                 OpCase c(strf("adamw of %lld with amax", (long long)n), kB, kF);
                 if (with_param) c.poison("param", Kind::kWork, n);
@@ -372,7 +367,6 @@ TEST_CASE("gpu quant: adamw records the amax of the new weights, with and withou
                 if (with_param) c.check_bits("param");
                 if (skip) c.check_unchanged("entry");
             }
-        }
     }
 }
 

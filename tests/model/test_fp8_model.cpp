@@ -26,7 +26,7 @@ std::vector<std::vector<char>> fp8_weights(TestModel& model) {
 }  // namespace
 
 TEST_CASE("fp8: gradients of every recipe stay near those of BF16, and every planned matmul runs in FP8") {
-    for (const ModelConfig& shape : fp8_shapes()) {
+    for (const ModelConfig& shape : fp8_shapes())
         for (Fp8Recipe recipe : kFp8Recipes) {
             CAPTURE(static_cast<int>(recipe));
             const Config config = fp8_config(shape, recipe);
@@ -58,7 +58,6 @@ TEST_CASE("fp8: gradients of every recipe stay near those of BF16, and every pla
                 CHECK_MESSAGE(d < 0.5, p.name, " distance ", d);
             }
         }
-    }
 }
 
 TEST_CASE("fp8: calibration gives delayed scaling the scales of current scaling, so the first gradients are equal") {
@@ -106,7 +105,7 @@ TEST_CASE("fp8: delayed scaling is calibrated on a micro-batch with a counted ta
 }
 
 TEST_CASE("fp8: recomputation and poisoned scratch do not change any bit") {
-    for (const ModelConfig& shape : fp8_shapes()) {
+    for (const ModelConfig& shape : fp8_shapes())
         for (Fp8Recipe recipe : kFp8Recipes) {
             CAPTURE(static_cast<int>(recipe));
             Config config = fp8_config(shape, recipe);
@@ -114,7 +113,6 @@ TEST_CASE("fp8: recomputation and poisoned scratch do not change any bit") {
             config.first_last_layers_bf16 = true;   // mixed: shared buffers serve both kinds
             check_recompute(config, [](TestModel& m) { m.set_random_batch(4, 3); }, 2);
         }
-    }
 }
 
 TEST_CASE("fp8: an evaluation in BF16 uses the memory of the steps, and the plan has what it needs beyond that") {
@@ -211,7 +209,7 @@ TEST_CASE("fp8: the report counts every cast once per tensor and micro-batch") {
 }
 
 TEST_CASE("fp8: an FP8 head, tied or not, has the logits of one in BF16, and two FP8 matmuls") {
-    for (bool tied : {false, true}) {
+    for (bool tied : {false, true})
         for (Fp8Recipe recipe : kFp8Recipes) {
             Config config = fp8_config(fp8_shapes()[1], recipe);
             config.shape.tied_head = tied;
@@ -235,7 +233,6 @@ TEST_CASE("fp8: an FP8 head, tied or not, has the logits of one in BF16, and two
             CHECK(evaluator.generate(model.ctx, {1, 2, 3}, {.tokens = 2}, 1, model.staged).size() == 5);
             CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
         }
-    }
 }
 
 // The mean of the head's rows, which softmax ignores, must not reach the gradients of the layers below: it does if

@@ -263,8 +263,8 @@ TEST_CASE("fp8 plan: the banner's text") {
 TEST_CASE("speedup: times of matmuls are between the peak and a launch with 50 TFLOP/s") {
     // Once a time exceeds that of a launch, it grows with every size.
     const double peak[] = {989e6, 1979e6, 1979e6, 1979e6};   // FLOP a microsecond
-    for (GemmLayout pass : {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad}) {
-        for (int mode = 0; mode < kGemmModes; mode++) {
+    for (GemmLayout pass : {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad})
+        for (int mode = 0; mode < kGemmModes; mode++)
             for (int64_t size = 128; size <= 65536; size *= 2) {
                 const GemmMode m = static_cast<GemmMode>(mode);
                 const double us = measured_rates().gemm_us(m, pass, size, size, size);
@@ -275,8 +275,6 @@ TEST_CASE("speedup: times of matmuls are between the peak and a launch with 50 T
                 CHECK(measured_rates().gemm_us(m, pass, size, size * 2, size) > us);
                 CHECK(measured_rates().gemm_us(m, pass, size, size, size * 2) > us);
             }
-        }
-    }
 }
 
 TEST_CASE("speedup: predictions") {

@@ -146,7 +146,7 @@ TEST_CASE("fp8 state: margin, interval, history and algorithm decide the scales 
 }
 
 TEST_CASE("fp8 state: the FP8 weights are those of the masters, before and after every step") {
-    for (bool tied : {false, true}) {
+    for (bool tied : {false, true})
         for (Fp8Recipe recipe : kFp8Recipes) {
             CAPTURE(static_cast<int>(recipe));
             Config config = fp8_config(fp8_shapes()[1], recipe);
@@ -161,7 +161,6 @@ TEST_CASE("fp8 state: the FP8 weights are those of the masters, before and after
                 CHECK(model.result.skip == 0);
             }
         }
-    }
 }
 
 TEST_CASE("fp8 health: no line for healthy tensors") {

@@ -151,8 +151,8 @@ TEST_CASE("cpu gemm refuses unsupported arguments") {
 }
 
 TEST_CASE("gemm: the bits of a row do not depend on other rows") {
-    for (GemmLayout layout : {GemmLayout::kForward, GemmLayout::kDgrad}) {
-        for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64}) {
+    for (GemmLayout layout : {GemmLayout::kForward, GemmLayout::kDgrad})
+        for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64})
             for (const Shape& s : {Shape{26, 37, 530}, {26, 130, 257}, {26, 15, 7}}) {
                 HostTensor a = random_tensor(type, s.M * s.K, 1), b = random_tensor(type, s.N * s.K, 2);
                 HostTensor all(type, s.M * s.N);
@@ -168,8 +168,6 @@ TEST_CASE("gemm: the bits of a row do not depend on other rows") {
                     CHECK_EQ(differ, 0);
                 }
             }
-        }
-    }
 }
 
 }  // namespace gemm_test

@@ -13,26 +13,24 @@ constexpr Dtype kTypes[] = {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64};
 
 TEST_CASE("heads: each rank gets its query heads and the key heads that they read") {
     Ctx ctx;
-    for (Dtype type : kTypes) {
+    for (Dtype type : kTypes)
         for (const HeadSplit& s : head_splits()) {
             INFO(s.name() << " " << std::string(dtype_name(type)));
             HostTensor in = random_tensor(type, s.all_elems(), 3), out(type, s.own_elems());
             cpu::split_heads(ctx, s.split_args(out.view(), in.view()));
             CHECK(out.same_bits(s.split(in)));
         }
-    }
 }
 
 TEST_CASE("heads: joined gradients are sums over the ranks of a key head, in their order") {
     Ctx ctx;
-    for (Dtype type : kTypes) {
+    for (Dtype type : kTypes)
         for (const HeadSplit& s : head_splits()) {
             INFO(s.name() << " " << std::string(dtype_name(type)));
             HostTensor in = random_tensor(type, s.own_elems(), 4), out(type, s.all_elems());
             cpu::join_heads(ctx, s.join_args(out.view(), in.view()));
             CHECK(out.same_bits(s.join(in)));
         }
-    }
 }
 
 TEST_CASE("heads: a key head's gradients are added in FP32 and rounded once") {

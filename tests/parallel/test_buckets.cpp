@@ -133,8 +133,8 @@ void check_ranges(const Cut& cut, int ranks) {
 }  // namespace
 
 TEST_CASE("buckets: every parameter has one offset, and every element one owner") {
-    for (const Config& config : configs()) {
-        for (int ranks : {1, 2, 3, 4, 8}) {
+    for (const Config& config : configs())
+        for (int ranks : {1, 2, 3, 4, 8})
             for (int64_t bytes : kSizes) {
                 CAPTURE(ranks, bytes);
                 const Cut cut(config, ranks, bytes);
@@ -143,8 +143,6 @@ TEST_CASE("buckets: every parameter has one offset, and every element one owner"
                 check_forms(cut);
                 if (ranks != 4) check_ranges(cut, ranks);
             }
-        }
-    }
 }
 
 TEST_CASE("buckets: a layout that is not divisible by the ranks is refused") {

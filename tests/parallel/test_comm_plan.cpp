@@ -93,8 +93,8 @@ void check_plan(const Config& config, int ranks) {
 }  // namespace
 
 TEST_CASE("comm plan: a step communicates what is planned, with every recipe, communication dtype and --zero") {
-    for (Fp8Recipe recipe : kRecipes) {
-        for (Dtype grad : {Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}) {
+    for (Fp8Recipe recipe : kRecipes)
+        for (Dtype grad : {Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3})
             for (int zero : {0, 1, 2, 3}) {
                 Config config = small(recipe);
                 config.grad_comm_dtype = grad;
@@ -107,8 +107,6 @@ TEST_CASE("comm plan: a step communicates what is planned, with every recipe, co
                 config.zero_group = 2;
                 check_plan(config, 4);
             }
-        }
-    }
 }
 
 TEST_CASE("comm plan: bytes follow from the communication dtypes") {
@@ -131,13 +129,12 @@ TEST_CASE("comm plan: bytes follow from the communication dtypes") {
     CHECK(codes >= in_fp8);
     CHECK(bytes_of(coded, "all-to-all", Dtype::kFp32) == codes / kGradCommChunk * 4);
     CHECK(bytes_of(coded, "reduce-scatter", Dtype::kFp32) == 4 * (flat - codes));
-    for (const MemoryPlan* plan : {&bf16, &fp8, &coded}) {
+    for (const MemoryPlan* plan : {&bf16, &fp8, &coded})
         for (const PlannedCollective& c : plan->collectives) {
             const bool both_ways = std::string(c.name).rfind("all-reduce", 0) == 0;
             if (c.bytes < 100) continue;   // integer division by 4 rounds down
             CHECK(c.sent_bytes == c.bytes / 4 * (both_ways ? 6 : 3));
         }
-    }
 }
 
 TEST_CASE("comm plan: two ranks that exchange shards of gradients copy none within their memory") {

@@ -82,7 +82,7 @@ TEST_CASE("muon: each matrix has one owner, and owners have equally much to do")
         const MatrixOwners owners(table, buckets, ranks, ranks);
         size_t found = 0;
         for (size_t round = 0; round < owners.rounds(); round++)
-            for (int r = 0; r < ranks; r++) {
+            for (int r = 0; r < ranks; r++)
                 for (const OwnedMatrix& m : owners.batch(round, r)) {
                     CHECK(m.owner == r);
                     CHECK((m.rows == owners.batch(round, r)[0].rows && m.cols == owners.batch(round, r)[0].cols));
@@ -96,7 +96,6 @@ TEST_CASE("muon: each matrix has one owner, and owners have equally much to do")
                     }
                     CHECK(end == m.elems());
                 }
-            }
         CHECK(found == matrices.size());
         // Messages bring each element of a matrix to its owner once, and of its result to each shard.
         std::map<const OwnedMatrix*, int64_t> arrived, returned;

@@ -30,7 +30,7 @@ std::vector<TrainingCase> recipes() {
 }  // namespace
 
 TEST_CASE("zero: levels 0 and 1 give the same bits, and with one micro-batch a rank all levels do") {
-    for (const TrainingCase& recipe : recipes()) {
+    for (const TrainingCase& recipe : recipes())
         for (int ranks : {2, 3, 8}) {
             CAPTURE(recipe.name, ranks);
             CHECK(train(recipe.config, ranks, 2) == train(at_level(recipe.config, 0), ranks, 2));
@@ -42,7 +42,6 @@ TEST_CASE("zero: levels 0 and 1 give the same bits, and with one micro-batch a r
                 CHECK(train(at_level(recipe.config, 1, size), 8, 2, {}, {}, 8)
                       == train(at_level(recipe.config, 2, size), 8, 2, {}, {}, 8));
         }
-    }
 }
 
 TEST_CASE("zero: the gradients of a deep model need the memory of a few layers, with equal bits") {

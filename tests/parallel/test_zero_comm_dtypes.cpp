@@ -155,16 +155,14 @@ Config with_bf16_shard(Config config) {
 // Every communication dtype with every gradient dtype, without and with FP8 matmuls.
 std::vector<TrainingCase> comm_dtypes() {
     std::vector<TrainingCase> cases;
-    for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed}) {
-        for (Dtype grad : {Dtype::kFp32, Dtype::kBf16}) {
+    for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed})
+        for (Dtype grad : {Dtype::kFp32, Dtype::kBf16})
             for (Dtype comm : {Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}) {
                 Config config = in_small_buckets(fp8_config(fp8_shapes()[recipe == Fp8Recipe::kNone], recipe));
                 config.grad_dtype = grad;
                 config.grad_comm_dtype = comm;
                 cases.push_back({strf("%s gradients, %s communicated", dtype_name(grad), dtype_name(comm)), config});
             }
-        }
-    }
     return cases;
 }
 
@@ -184,7 +182,7 @@ std::vector<TrainingCase> at_both_levels() {
 }  // namespace
 
 TEST_CASE("grad comm dtypes: the reduced gradient is the sum, in rank order, of the rounded gradients") {
-    for (const TrainingCase& c : comm_dtypes()) {
+    for (const TrainingCase& c : comm_dtypes())
         for (int ranks : {2, 3, 4}) {
             CAPTURE(c.name, ranks);
             for (const auto& [zero, shard] : {std::pair{1, Dtype::kFp32}, {2, Dtype::kFp32}, {2, Dtype::kBf16}})
@@ -200,11 +198,10 @@ TEST_CASE("grad comm dtypes: the reduced gradient is the sum, in rank order, of 
                     check_reduction(config, reduction);
                 }
         }
-    }
 }
 
 TEST_CASE("grad comm dtypes: with a bf16 shard levels 2 and 3 have the same bits") {
-    for (const TrainingCase& c : comm_dtypes()) {
+    for (const TrainingCase& c : comm_dtypes())
         for (int ranks : {2, 3}) {
             CAPTURE(c.name, ranks);
             const Config two = with_bf16_shard(c.config);
@@ -217,7 +214,6 @@ TEST_CASE("grad comm dtypes: with a bf16 shard levels 2 and 3 have the same bits
             CHECK(run.state != wide.state);
             check_near(run.norms, wide.norms, 12 * 0x1p-9);
         }
-    }
     Config config = in_small_buckets(fp8_config(fp8_shapes()[1], Fp8Recipe::kDelayed));
     config.global_batch_size = 3;
     for (int64_t zero : {2, 3}) {

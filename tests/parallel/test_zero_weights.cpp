@@ -40,14 +40,13 @@ std::vector<TrainingCase> weight_cases() {
 }  // namespace
 
 TEST_CASE("zero weights: losses, weights and state have the bits of ZeRO-2") {
-    for (const TrainingCase& c : weight_cases()) {
+    for (const TrainingCase& c : weight_cases())
         for (int ranks : {1, 2, 3}) {
             CAPTURE(c.name, ranks);
             const Run whole = train(c.config, ranks);
             CHECK(whole.skips == std::vector<int>(3, 0));
             CHECK(whole == train(at_level(c.config, 3), ranks));
         }
-    }
 }
 
 TEST_CASE("zero weights: groups of ranks gather among themselves") {

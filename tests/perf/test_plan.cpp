@@ -20,7 +20,7 @@ static_assert(std::size(kAllPurposes) == kPurposes);
 }  // namespace
 
 TEST_CASE("plan: bytes by purpose are those of the arena on the device, for every recipe and recomputation") {
-    for (const ModelConfig& shape : fp8_shapes()) {
+    for (const ModelConfig& shape : fp8_shapes())
         for (Fp8Recipe recipe : kRecipes) {
             for (Recompute recompute : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock,
                                         Recompute::kBlockKeepAttention}) {
@@ -42,7 +42,6 @@ TEST_CASE("plan: bytes by purpose are those of the arena on the device, for ever
                 CHECK(all == model.plan.arena_bytes);
             }
         }
-    }
 }
 
 TEST_CASE("plan: operations of a step, with their bytes") {

@@ -149,7 +149,7 @@ inline const std::map<std::string, Sample>& samples() {
 // Later words win over those that came before.
 inline Words last_words(const std::vector<Words>& parts) {
     Words all;
-    for (const Words& part : parts) {
+    for (const Words& part : parts)
         for (size_t i = 0; i < part.size(); i += 1) {
             auto same = std::find(all.begin(), all.end(), part[i]);
             if (part[i].rfind("--", 0) == 0 && same != all.end()) {
@@ -158,7 +158,6 @@ inline Words last_words(const std::vector<Words>& parts) {
                 all.push_back(part[i]);
             }
         }
-    }
     return all;
 }
 
