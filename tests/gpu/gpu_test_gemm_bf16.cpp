@@ -9,35 +9,62 @@ namespace gemm_bf16_test {
 
 namespace {
 
-// An (n, n) product whose lower half is to be mirrored.
-struct SymmetricProduct {
-    int64_t n, K;
-    bool wgrad;
+// Products of several matrices; symmetric ones are of (N, K) matrices, with any A and B: the lower half counts.
+struct Products {
+    int64_t count, M, N, K;
+    GemmLayout layout;
+    bool symmetric;
     HostTensor a, b;
+    bool alone = false;   // a matrix that no call takes for one of several
 
-    SymmetricProduct(int64_t side, int64_t depth, bool of_rows, bool integers, bool square)
-        : n(side), K(depth), wgrad(of_rows), a(make(integers, 1)), b(square ? a : make(integers, 2)) {}
-    HostTensor make(bool integers, uint64_t key) const {
-        return integers ? random_integers(Dtype::kBf16, n * K, key, 2) : random_tensor(Dtype::kBf16, n * K, key);
+    Products(int64_t matrices, int64_t m, int64_t n, int64_t k, GemmLayout of, bool mirrored, bool integers)
+        : count(matrices), M(m), N(n), K(k), layout(of), symmetric(mirrored), a(make(integers, m * k, 1)),
+          b(make(integers, n * k, 2)) {}
+    // One symmetric product; square: of A and A.
+    static Products one_symmetric(int64_t side, int64_t depth, bool wgrad, bool integers, bool square) {
+        Products p(1, side, side, depth, wgrad ? GemmLayout::kWgrad : GemmLayout::kForward, true, integers);
+        if (square) p.b = p.a;
+        p.alone = true;
+        return p;
     }
-    GemmArgs args(Tensor D, Tensor A, Tensor B) const {
-        return {.D = D, .A = A, .B = B, .M = n, .N = n, .K = K,
-                .layout = wgrad ? GemmLayout::kWgrad : GemmLayout::kForward, .symmetric = true};
+    HostTensor make(bool integers, int64_t elems, uint64_t key) const {
+        return integers ? random_integers(Dtype::kBf16, count * elems, key, 2)
+                        : random_tensor(Dtype::kBf16, count * elems, key);
     }
-    HostTensor on_gpu(void (*multiply)(Ctx&, const GemmArgs&)) const {
-        DeviceTensor x(a), y(b), d(HostTensor(Dtype::kBf16, n * n));
-        multiply(gpu(), args(d.view(), x.view(), y.view()));
+    // Of matrices [first, first + some).
+    GemmArgs args(Tensor D, Tensor A, Tensor B, int64_t first, int64_t some) const {
+        return {.D = D.slice(first * M * N, some * M * N), .A = A.slice(first * M * K, some * M * K),
+                .B = B.slice(first * N * K, some * N * K), .M = M, .N = N, .K = K, .layout = layout,
+                .symmetric = symmetric, .matrices = alone ? 0 : some};
+    }
+    // With `at_once` matrices a call.
+    HostTensor on_gpu(int64_t at_once = 1, void (*multiply)(Ctx&, const GemmArgs&) = cuda::gemm) const {
+        DeviceTensor x(a), y(b), d(HostTensor(Dtype::kBf16, count * M * N).fill(NAN));
+        for (int64_t first = 0; first < count; first += at_once)
+            multiply(gpu(), args(d.view(), x.view(), y.view(), first, std::min(at_once, count - first)));
         cuda::synchronize(gpu());
         return d.download();
     }
-    // The lower half of the CPU's product in both halves.
+    // Symmetric ones have the lower half of the CPU's product in both halves.
     HostTensor expected(Dtype result = Dtype::kBf16) {
-        HostTensor d(result, n * n);
+        HostTensor d(result, count * M * N);
         Ctx ctx;
-        cpu::gemm(ctx, args(d.view(), a.view(), b.view()));
-        for (int64_t i = 0; i < n; i++)
-            for (int64_t j = i + 1; j < n; j++) d.set(i * n + j, d.get(j * n + i));
+        cpu::gemm(ctx, args(d.view(), a.view(), b.view(), 0, count));
+        for (int64_t m = 0; symmetric && m < count; m++)
+            for (int64_t i = 0; i < N; i++)
+                for (int64_t j = i + 1; j < N; j++) d.set((m * N + i) * N + j, d.get((m * N + j) * N + i));
         return d;
+    }
+    // The matrices that differ.
+    std::vector<int64_t> differing(const HostTensor& x, const HostTensor& y) const {
+        std::vector<int64_t> different;
+        for (int64_t m = 0; m < count; m++)
+            for (int64_t i = 0; i < M * N; i++)
+                if (x.get(m * M * N + i) != y.get(m * M * N + i)) {
+                    different.push_back(m);
+                    break;
+                }
+        return different;
     }
 };
 
@@ -59,12 +86,12 @@ TEST_CASE("gpu symmetric gemm: the lower half of the CPU's product in both halve
                 if (n >= 1000 && K != 72 && (K != 1000 || n == 4096)) continue;   // they take long on the CPU
                 for (bool square : {false, true}) {
                     INFO("n " << n << ", K " << K << ", wgrad " << wgrad << ", square " << square);
-                    SymmetricProduct p(n, K, wgrad, true, square);
-                    const HostTensor want = p.expected(), got = p.on_gpu(cuda::gemm_symmetric);
+                    auto p = Products::one_symmetric(n, K, wgrad, true, square);
+                    const HostTensor want = p.expected(), got = p.on_gpu(1, cuda::gemm_symmetric);
                     CHECK_EQ(first_difference(got, want), "");
-                    CHECK(p.on_gpu(cuda::gemm_symmetric).same_bits(got));
+                    CHECK(p.on_gpu(1, cuda::gemm_symmetric).same_bits(got));
                     p.a.set(n * K - 1, p.a.get(n * K - 1) + 8);
-                    if (!square) CHECK_FALSE(p.on_gpu(cuda::gemm_symmetric).same_bits(got));
+                    if (!square) CHECK_FALSE(p.on_gpu(1, cuda::gemm_symmetric).same_bits(got));
                 }
             }
 }
@@ -75,16 +102,16 @@ TEST_CASE("gpu symmetric gemm of random numbers is as near to fp64 as the roundi
         if (left_out(n * n)) continue;
         for (bool wgrad : {false, true})
             for (auto multiply : {cuda::gemm_symmetric, cuda::gemm}) {   // gemm calls it for the larger one
-                SymmetricProduct p(n, K, wgrad, false, true);
-                const HostTensor want = p.expected(Dtype::kFp32), got = p.on_gpu(multiply);
+                auto p = Products::one_symmetric(n, K, wgrad, false, true);
+                const HostTensor want = p.expected(Dtype::kFp32), got = p.on_gpu(1, multiply);
                 // The tensor cores drop bits of fp32 sums: 2^-12 of the root mean square of sums is far above that.
                 const double size = std::sqrt(static_cast<double>(K));
                 check_close("D", got, want, [&](int64_t i) {
                     return 0x1p-8 * std::fabs(want.get(i)) + 0x1p-12 * size;
                 });
                 int64_t unequal = 0;
-                for (int64_t i = 0; i < p.n; i++)
-                    for (int64_t j = 0; j < i; j++) unequal += got.get(i * p.n + j) != got.get(j * p.n + i);
+                for (int64_t i = 0; i < n; i++)
+                    for (int64_t j = 0; j < i; j++) unequal += got.get(i * n + j) != got.get(j * n + i);
                 CHECK_EQ(unequal, 0);
             }
     }
@@ -93,56 +120,6 @@ TEST_CASE("gpu symmetric gemm of random numbers is as near to fp64 as the roundi
 // ---- several matrices
 
 namespace {
-
-// Products of several matrices; symmetric ones are of (N, K) matrices, with any A and B: the lower half counts.
-struct SeveralProducts {
-    int64_t count, M, N, K;
-    GemmLayout layout;
-    bool symmetric;
-    HostTensor a, b;
-
-    SeveralProducts(int64_t matrices, int64_t m, int64_t n, int64_t k, GemmLayout of, bool mirrored, bool integers)
-        : count(matrices), M(m), N(n), K(k), layout(of), symmetric(mirrored), a(make(integers, m * k, 1)),
-          b(make(integers, n * k, 2)) {}
-    HostTensor make(bool integers, int64_t elems, uint64_t key) const {
-        return integers ? random_integers(Dtype::kBf16, count * elems, key, 2)
-                        : random_tensor(Dtype::kBf16, count * elems, key);
-    }
-    // Of matrices [first, first + some).
-    GemmArgs args(Tensor D, Tensor A, Tensor B, int64_t first, int64_t some) const {
-        return {.D = D.slice(first * M * N, some * M * N), .A = A.slice(first * M * K, some * M * K),
-                .B = B.slice(first * N * K, some * N * K), .M = M, .N = N, .K = K, .layout = layout,
-                .symmetric = symmetric, .matrices = some};
-    }
-    // With `at_once` matrices a call.
-    HostTensor on_gpu(int64_t at_once) const {
-        DeviceTensor x(a), y(b), d(HostTensor(Dtype::kBf16, count * M * N).fill(NAN));
-        for (int64_t first = 0; first < count; first += at_once)
-            cuda::gemm(gpu(), args(d.view(), x.view(), y.view(), first, std::min(at_once, count - first)));
-        cuda::synchronize(gpu());
-        return d.download();
-    }
-    HostTensor expected() {
-        HostTensor d(Dtype::kBf16, count * M * N);
-        Ctx ctx;
-        cpu::gemm(ctx, args(d.view(), a.view(), b.view(), 0, count));
-        for (int64_t m = 0; symmetric && m < count; m++)
-            for (int64_t i = 0; i < N; i++)
-                for (int64_t j = i + 1; j < N; j++) d.set((m * N + i) * N + j, d.get((m * N + j) * N + i));
-        return d;
-    }
-    // The matrices that differ.
-    std::vector<int64_t> differing(const HostTensor& x, const HostTensor& y) const {
-        std::vector<int64_t> different;
-        for (int64_t m = 0; m < count; m++)
-            for (int64_t i = 0; i < M * N; i++)
-                if (x.get(m * M * N + i) != y.get(m * M * N + i)) {
-                    different.push_back(m);
-                    break;
-                }
-        return different;
-    }
-};
 
 struct Sides {
     int64_t count, M, N, K;
@@ -166,7 +143,7 @@ TEST_CASE("gpu gemm of several matrices: each has the CPU's sums, and the same b
                 if (left_out(s.count * M * s.N) || left_out(s.count * s.N * s.K)) continue;
                 INFO(s.count << " of " << M << " x " << s.N << " x " << s.K << ", layout " << static_cast<int>(layout)
                              << ", symmetric " << symmetric);
-                SeveralProducts exact(s.count, M, s.N, s.K, layout, symmetric, true);
+                Products exact(s.count, M, s.N, s.K, layout, symmetric, true);
                 const Tensor any{nullptr, Dtype::kBf16, 0};
                 REQUIRE((symmetric ? cuda::gemm_symmetric_supports : cuda::gemm_matrices_supports)(
                     gpu(), {.D = any, .A = any, .B = any, .M = M, .N = s.N, .K = s.K, .layout = layout,
@@ -175,7 +152,7 @@ TEST_CASE("gpu gemm of several matrices: each has the CPU's sums, and the same b
                 CHECK_EQ(first_difference(found, exact.expected()), "");
                 CHECK(exact.on_gpu(s.count).same_bits(found));
 
-                SeveralProducts random(s.count, M, s.N, s.K, layout, symmetric, false);
+                Products random(s.count, M, s.N, s.K, layout, symmetric, false);
                 const HostTensor together = random.on_gpu(s.count);
                 CHECK(random.on_gpu(1).same_bits(together));
                 CHECK(random.on_gpu(2).same_bits(together));
