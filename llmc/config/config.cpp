@@ -272,34 +272,34 @@ std::set<std::string> add_saved(const SavedOptions& saved, Settings& settings) {
     return added;
 }
 
-// With --load and without --model the shape comes from the directory. Scaling of rope and the base in layers
-// with a window, most of whose parameters have no option, always come from the directory of --load or of the checkpoint
-// that is resumed, and so does the deviation of the initial weights, which is theirs.
-void take_shape(const Settings& settings, const Machine& machine, const std::string& checkpoint, Config& config) {
+// With --load, or of a checkpoint that is resumed, and without --model the shape comes from the directory, whose fields
+// may have no option. Scaling of rope and the base in layers with a window, most of whose parameters have none, always
+// come from there, and so does the deviation of the initial weights, which is theirs.
+void take_shape(const Settings& settings, const Machine& machine, const std::string& checkpoint, bool other_model,
+                Config& config) {
     if (!machine.read_shape) return;
-    const auto take = [&](const ModelConfig& shape) {
+    const auto take = [&](const ModelConfig& shape, bool whole) {
+        if (whole) config.shape = shape;
         config.shape.rope_scaling = shape.rope_scaling;
         config.shape.local_rotary_base = shape.local_rotary_base;
         config.shape.init_std = shape.init_std;
     };
     if (const std::string load = text_setting(settings, "load"); !load.empty()) {
-        const ModelConfig shape = machine.read_shape(load);
-        if (!settings.count("model")) config.shape = shape;
-        take(shape);
+        take(machine.read_shape(load), !settings.count("model"));
     } else if (!checkpoint.empty()) {
         try {
-            take(machine.read_shape(checkpoint));
+            take(machine.read_shape(checkpoint), !other_model);
         } catch (const Error&) {   // the search for the checkpoint says what is wrong with it
         }
     }
 }
 
-// Merges the user's values over the defaults, without checking rules between options.
+// Merges the user's values over the defaults, without checking rules between options. other_model: they have --model.
 Config resolve(const Settings& settings, const ModelPreset& preset, const Machine& machine,
-               const std::string& checkpoint = "") {
+               const std::string& checkpoint = "", bool other_model = false) {
     Config config = defaults_of(preset);
     Given given;
-    take_shape(settings, machine, checkpoint, config);
+    take_shape(settings, machine, checkpoint, other_model, config);
     const ModelConfig before = config.shape;
     for (const OptionRow& row : option_table()) {
         auto found = settings.find(row.name);
@@ -390,7 +390,7 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
     }
     parsed.help = line.has("print-config");
     if (parsed.help) settings["dry-run"] = {Json(true), "--print-config"};   // data and other ranks may be missing
-    parsed.config = resolve(settings, preset, machine, saved.directory);
+    parsed.config = resolve(settings, preset, machine, saved.directory, own.count("model") > 0);
     parsed.fp8_given = settings.count("fp8-recipe") || settings.count("fp8-format");
     const int ranks = ranks_of(parsed.config, machine);
     if (added.count("global-batch-size"))

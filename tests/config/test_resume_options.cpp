@@ -56,3 +56,20 @@ TEST_CASE("config: a resumed run has the checkpoint's values of options that mus
     CHECK(contains(micro(2, {"--micro-batch-size", "8"}), "take --micro-batch-size 6, or leave it out"));
     CHECK(contains(micro(5, {}), "5 ranks cannot share the checkpoint's --global-batch-size 24"));
 }
+
+TEST_CASE("config: a resumed run has of its model also what no option says") {
+    std::vector<ModelConfig> shapes(4, find_model_preset("llama-tiny")->config);
+    shapes[0].embedding_multiplier = 12, shapes[0].attention_multiplier = 0.1;   // Granite
+    shapes[1].sliding_window = {4096};                                           // longer than the sequences
+    shapes[2].norm_place = NormPlace::kPost, shapes[2].qk_norm = shapes[2].qk_norm_whole = true;
+    shapes[3].num_experts = 4, shapes[3].qk_norm = true, shapes[3].normalize_experts = false;
+    for (const ModelConfig& shape : shapes) {
+        Machine machine{.gpu = true};
+        machine.read_shape = [&](const std::string&) { return shape; };
+        const std::string json = config_to_json(parse("llama", joined(base(""), {"--load", "model"}), machine).config);
+        machine.read_saved = [&](const std::string& resume, const std::string&) { return SavedOptions{resume, json}; };
+        const Config again = parse("llama", joined(base(""), {"--resume", "x"}), machine).config;
+        CHECK(again.shape == shape);
+        CHECK(config_diff(json, again).must_match.empty());
+    }
+}

@@ -76,6 +76,7 @@ class ModelsTest(TrainTest):
                 self.assertEqual({name: config_of(saved)[name] for name in fields},
                                  {name: config_of(model)[name] for name in fields})
                 self.check_brought(saved)
+                self.train("--train-iters", "3", "--save", out, "--resume", "auto")
 
     def test_what_a_model_brought_goes_from_run_to_run(self):
         model, out = self.bring("llama"), self.path("out")
