@@ -84,6 +84,16 @@ READ = [
     ("a.toml", '[model]\nflavor = "8B"\n[training]\nsteps = 100\n[lr_scheduler]\nwarmup_steps = 20\ndecay_ratio = 0.1\n'
      "lr_min = 0.5", {"lr-decay-style": "wsd", "lr-wsd-decay-iters": 10, "lr-warmup-iters": 20, "min-lr": 4e-4,
                       "lr": 8e-4, "fp8-recipe": None}, []),
+    ("a.toml", '[model]\nname = "qwen3"\nflavor = "8B"', {"model": "qwen3-8B"},
+     [("model.flavor = 8B", TAKEN, "model qwen3-8B")]),
+    ("a.toml", '[model]\nname = "qwen3"\nflavor = "30B-A3B"\n[parallelism]\nexpert_parallel_degree = 4\n'
+     "data_parallel_shard_degree = 4",
+     {"model": "qwen3-30B-A3B", "expert-parallel": 4}, []),
+    ("a.toml", '[model]\nname = "gpt_oss"\nflavor = "20b"', {"model": "gpt-oss-20B"}, []),
+    ("a.toml", '[model]\nname = "llama3"\nflavor = "70B"', {"model": "llama3.1-70B"},
+     [("model.flavor = 70B", TAKEN, "scale rope")]),
+    ("a.toml", '[model]\nname = "deepseek_v3"\nflavor = "16B"', {"model": None},
+     [("model.name = deepseek_v3", CANNOT, "no preset"), ("model.flavor = 16B", CANNOT, "no preset")]),
     ("a.toml", '[training]\nsteps = 100\n[lr_scheduler]\ndecay_ratio = 0.1\ndecay_type = "cosine"',
      {"lr-decay-style": "cosine", "lr-wsd-decay-iters": None},
      [("lr_scheduler.decay_ratio = 0.1", CANNOT, "is linear")]),
@@ -100,6 +110,15 @@ READ = [
       ("--tensorboard-log-interval 1", OTHER, "export_log --follow"), ("--fp8-interval 4", OTHER, "acts here")]),
     ("a.sh", MEGATRON + "--optimizer-cpu-offload --optimizer-offload-fraction 0.75",
      {"offload": "moments,masters", "offload-fraction": 0.75}, []),
+    ("a.sh", MEGATRON + "--moe-layer-freq 1 --expert-tensor-parallel-size 1 --moe-router-score-function softmax "
+     "--moe-expert-capacity-factor 1.2 --moe-shared-expert-intermediate-size 64 --mtp-num-layers 1", {},
+     [("--moe-layer-freq 1", TAKEN, "so here"), ("--expert-tensor-parallel-size 1", TAKEN, "so here"),
+      ("--moe-router-score-function softmax", TAKEN, "so here"),
+      ("--moe-expert-capacity-factor 1.2", CANNOT, "no row is dropped"),
+      ("--moe-shared-expert-intermediate-size 64", CANNOT, "set moe-shared-experts"),
+      ("--mtp-num-layers 1", CANNOT, "next token only")]),
+    ("a.sh", LLAMAFACTORY + "--use_muon true --moe_aux_loss_coef 0.001", {"optimizer": "muon"},
+     [("--moe_aux_loss_coef 0.001", OTHER, "moe-router-topk times")]),
     ("a.sh", MEGATRON + "--reset-attention-mask --reset-position-ids",
      {"reset-attention-mask": True, "reset-position-ids": True}, []),
     ("a.sh", MEGATRON, {"weight-decay": 0.01, "adam-beta2": 0.999, "lr-decay-style": "linear", "min-lr": 0,
@@ -214,6 +233,14 @@ class ImportTest(ImportCase):
                 self.assertTrue(done.stdout.endswith("\n\n" + out.read_text()))
                 self.assertEqual(out.read_text(), json.dumps(json.loads(out.read_text()), indent=2) + "\n")
                 self.assert_accepted(json.loads(out.read_text()), "gpt2" if "./train_gpt2 " in done.stdout else "llama")
+
+    def test_a_plan_of_ranks_that_share_something_needs_their_number(self):
+        for text, missing in (("context_parallel_degree = 2", True), ("expert_parallel_degree = 4", True),
+                              ("context_parallel_degree = 1", False),
+                              ("context_parallel_degree = 2\ndata_parallel_shard_degree = 2", False)):
+            text = '[model]\nname = "qwen3"\nflavor = "30B-A3B"\n[parallelism]\n' + text
+            run = import_file(self.folder, "a.toml", text)
+            self.assertEqual(any("--ranks N" in note for note in run.notes), missing, text)
 
     def test_what_single_settings_become(self):
         for name, text, options, settings in READ:

@@ -134,6 +134,9 @@ class Import:
                                "works without)")):
             if not any(option in self.config for option in options.split()):
                 self.notes.append(note)
+        for option in ("context-parallel", "expert-parallel"):
+            if (self.get(option) or 1) > 1 and not self.ranks:
+                self.notes.append(f"{option} {self.get(option)} divides ranks, whose number no line says: --ranks N")
         for finding in self.findings:
             self.tell_options(finding)
 

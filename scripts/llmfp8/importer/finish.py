@@ -87,6 +87,7 @@ def _min_lr(run, ratio=None):
 
 def finish_torchtitan(run):
     _min_lr(run, 0)
+    _flavor(run)
     steps, warmup = run.get("train-iters"), run.get("lr-warmup-iters")
     if warmup > steps:   # torchtitan shortens both in this way, too
         run.set("lr-warmup-iters", steps, run.config["lr-warmup-iters"].finding)
@@ -107,6 +108,21 @@ def finish_torchtitan(run):
         run.set("resume", "auto", finding)
     if (run.get("seq-length") or 0) > 8192:
         run.default("max-position-embeddings", run.get("seq-length"))
+
+
+def _flavor(run):
+    """The preset of torchtitan's name and flavor of a model."""
+    name, named = run.kept_as("model_name", "llama3")
+    flavor, finding = run.kept_as("flavor", "debugmodel")
+    names = [f"{name.replace('_', '-')}-{flavor}", f"{name}.1-{flavor}"]   # there is a llama3-8B, but a llama3.1-70B
+    preset = next(filter(None, map(preset_of_model, names)), None)
+    if preset and finding:
+        run.set("model", preset, finding)
+        if name == "llama3":
+            finding.fact = "newer versions of torchtitan scale rope as llama3.1-8B and llama3.1-70B do, older ones do not"
+    for setting in filter(None, (named, finding) if not preset else ()):
+        setting.decide(CANNOT, "no preset has this name and flavor: set num-layers, hidden-size and the like, or --load "
+                       "DIR")
 
 
 def finish_llamafactory(run):
