@@ -116,6 +116,10 @@ class RecipesTest(FolderTest):
                 if cells[3].startswith("*"):
                     self.assertLess(abs(predicted - seconds), 0.51 * 10 ** -len(cells[3].strip("*").split(".")[1]))
 
+    def test_the_readme_counts_them(self):
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+            self.assertIn(f"has {len(RECIPES)} published training configurations", file.read())
+
     def test_options_of_the_user_win(self):
         mine = ["--dry-run", "--train-iters", "7", "--global-batch-size=128"]
         self.assertIn("tokens            131072 per step, 7 steps", self.recipe("train_gpt2_modern_fp8", *mine).stdout)
