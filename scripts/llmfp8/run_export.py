@@ -12,10 +12,11 @@ from .support import need
 # the tensors in FP8, which are many, are the last.
 STEP_COLUMNS = [
     ("train/loss", "nats/token", "loss"), ("train/lr", "", "lr"), ("train/skipped", "0 or 1", "skipped"),
+    ("train/z_loss", "nats/token", "z_loss"),
     ("train_gradient/norm", "", "grad_norm"), ("train_gradient/clip_ratio", "", "grad_mul"),
     ("train_attention/max_logit", "", "max_logit"), ("train_experts/load", "times the mean", "expert_load"),
     ("train_experts/dead", "experts", "dead_experts"), ("train_experts/router_entropy", "nats", "router_entropy"),
-    ("train_experts/router_loss", "", "router_loss"),
+    ("train_experts/router_loss", "", "router_loss"), ("train_experts/rank_load", "times the mean", "rank_load"),
     ("train_gpu/utilization", "percent", "gpu_utilization"), ("train_gpu/power", "W", "power_w"),
     ("train_gpu/sm_clock", "MHz", "sm_clock_mhz"), ("train_gpu/temperature", "C", "gpu_temperature_c"),
     ("train_gpu/memory", "GiB", "gpu_memory_gib"), ("train_gpu/memory_of_run", "GiB", "memory_gib"),
@@ -32,9 +33,12 @@ STEP_COLUMNS = [
 EVALUATION_COLUMNS = [
     ("valid/loss", "nats/token", "evals", "loss"), ("valid/loss_bf16", "nats/token", "evals", "loss_bf16"),
     ("valid/loss_ema", "nats/token", "evals", "loss_ema"),
+    ("valid/loss_ema_bf16", "nats/token", "evals", "loss_ema_bf16"),
     ("valid/counted_tokens", "tokens", "evals", "counted_tokens"),
     ("valid/hellaswag_accuracy", "share of examples", "hellaswag", "accuracy"),
     ("valid/hellaswag_accuracy_bf16", "share of examples", "hellaswag", "accuracy_bf16"),
+    ("valid/hellaswag_accuracy_ema", "share of examples", "hellaswag", "accuracy_ema"),
+    ("valid/hellaswag_accuracy_ema_bf16", "share of examples", "hellaswag", "accuracy_ema_bf16"),
 ]
 OTHER_COLUMNS = [
     ("train_fp8/largest_flushed", "share of values"), ("train_fp8/largest_saturated", "share of values"),

@@ -86,12 +86,13 @@ OPTIONAL = {
                "identity": lambda value: is_object(value) and are_contents([*value.values()])},
     "step": {**fields("gpu_utilization power_w sm_clock_mhz gpu_temperature_c gpu_memory_gib energy_j joules_per_token "
                       "forward_seconds backward_seconds exposed_comm_seconds norm_limit z_loss max_logit "
-                      "router_loss router_entropy expert_load dead_experts",
+                      "router_loss router_entropy expert_load rank_load dead_experts",
                       or_null(is_number)),
              "throttled_by": is_text},
     "plan": fields("predicted_ms measured_ms planned_bytes used_bytes", or_null(is_number)),
     **dict.fromkeys(("eval", "hellaswag", "checkpoint"),
-                    fields("seconds loss_bf16 accuracy_bf16 loss_ema accuracy_ema", is_number)),
+                    fields("seconds loss_bf16 accuracy_bf16 loss_ema accuracy_ema loss_ema_bf16 accuracy_ema_bf16",
+                           is_number)),
 }
 
 
@@ -117,7 +118,8 @@ def numbers(record):
 def evaluation_text(record, field, form):
     """A result as the run trained, with --eval-bf16 that of the weights that it exports, which are in BF16, and with
     --ema that of the averaged weights."""
-    more = {title: record[field + suffix] for title, suffix in ((", in BF16 ", "_bf16"), (", EMA ", "_ema"))
+    more = {title: record[field + suffix] for title, suffix in
+            ((", in BF16 ", "_bf16"), (", EMA ", "_ema"), (", EMA in BF16 ", "_ema_bf16"))
             if field + suffix in record}
     return format(record[field], form) + "".join(f"{title}{value:{form}}" for title, value in more.items())
 

@@ -189,8 +189,10 @@ def replacement(path):
             os.chmod(name, 0o666 & ~mask)
             os.fsync(file.fileno())
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and not error.filename:   # write() names no file
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise
 
 

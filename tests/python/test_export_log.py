@@ -69,26 +69,27 @@ class Exports(ExportTest):
     def test_values_that_not_every_log_has(self):
         sampled = {"gpu_utilization": 97.5, "power_w": 651.25, "sm_clock_mhz": 1711.0, "gpu_temperature_c": 61.0,
                    "gpu_memory_gib": 33.5, "energy_j": 812.5, "joules_per_token": 0.0125, "throttled_by": "power cap",
-                   "max_logit": 12.5, "expert_load": 1.5, "dead_experts": 2}
+                   "max_logit": 12.5, "expert_load": 1.5, "dead_experts": 2, "rank_load": 1.25, "z_loss": 0.003}
         run = read_log(self.changed("step", 4, **sampled))
         columns = {f"train_gpu/{name}": value for name, value in (
             ("utilization (percent)", "97.5"), ("power (W)", "651.25"), ("sm_clock (MHz)", "1711.0"),
             ("temperature (C)", "61.0"), ("memory (GiB)", "33.5"), ("energy (J)", "812.5"),
             ("joules_per_token (J/token)", "0.0125"))} | {
             "train_attention/max_logit": "12.5", "train_experts/load (times the mean)": "1.5",
-            "train_experts/dead (experts)": "2"}
+            "train_experts/dead (experts)": "2", "train_experts/rank_load (times the mean)": "1.25",
+            "train/z_loss (nats/token)": "0.003"}
         rows = self.csv_of(run)
         self.assertEqual({column: rows[4][column] for column in columns}, columns)
         self.assertEqual({rows[5][column] for column in columns}, {""})
         self.assertNotIn("train_gpu/power", run_export.all_scalars(run, 5))
-        for field in ("power_w", "max_logit", "expert_load"):
+        for field in ("power_w", "max_logit", "expert_load", "rank_load"):
             with self.assertRaisesRegex(InputError, f"with a wrong {field}"):
                 read_log(self.changed("step", 4, **{field: "much"}))
         asked = {"type": "hellaswag", "step": 4, "accuracy": 0.29546, "correct": 2967, "examples": 10042, "seconds": 1,
-                 "accuracy_bf16": 0.3}
-        run = read_log(self.changed("eval", 4, after=[asked], loss_bf16="inf"))
-        self.assertEqual([run_export.row_of(run, 4)[f"valid/{tag}_bf16"] for tag in ("loss", "hellaswag_accuracy")],
-                         [float("inf"), 0.3])
+                 "accuracy_bf16": 0.3, "accuracy_ema": 0.31, "accuracy_ema_bf16": 0.32}
+        run = read_log(self.changed("eval", 4, after=[asked], loss_bf16="inf", loss_ema=3.5, loss_ema_bf16=3.25))
+        self.assertEqual([run_export.row_of(run, 4)[f"valid/{tag}_{which}"] for tag in ("loss", "hellaswag_accuracy")
+                          for which in ("bf16", "ema", "ema_bf16")], [float("inf"), 3.5, 3.25, 0.3, 0.31, 0.32])
         self.assertEqual([row["valid/hellaswag_accuracy (share of examples)"] for row in self.csv_of(run).values()
                           if row["valid/hellaswag_accuracy (share of examples)"]], ["0.29546"])
         out = io.StringIO()

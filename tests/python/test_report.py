@@ -74,13 +74,14 @@ class ReportTest(LogToolTest):
 class Page(ReportTest):
     def test_an_evaluation_in_bf16_has_its_own_curve_and_figure(self):
         evals = [{"type": "eval", "step": step, "loss": 3.5, "counted_tokens": 5, "seconds": 1.0, **more}
-                 for step, more in ((10, {}), (20, {"loss_bf16": 3.25}))]
+                 for step, more in ((10, {}), (20, {"loss_bf16": 3.25, "loss_ema": 3.125}))]
         out = self.folder / "run.html"
         self.report(self.long_log(20, more=evals), "--out", out)
         run = self.data(out)["runs"][0]
-        self.assertEqual((run["valid"]["loss"], run["valid"]["loss_bf16"]), ([3.5, 3.5], [None, 3.25]))
-        self.assertIn("<td>3.5000, in BF16 3.2500 at step 20", out.read_text())
-        self.assertIn("validation loss 3.5000, in BF16 3.2500", [mark["text"] for mark in run["marks"]])
+        self.assertEqual([run["valid"][name] for name in ("loss", "loss_bf16", "loss_ema")],
+                         [[3.5, 3.5], [None, 3.25], [None, 3.125]])
+        self.assertIn("<td>3.5000, in BF16 3.2500, EMA 3.1250 at step 20", out.read_text())
+        self.assertIn("validation loss 3.5000, in BF16 3.2500, EMA 3.1250", [mark["text"] for mark in run["marks"]])
 
     def test_extremes_survive_and_the_csv_is_whole(self):
         out = self.folder / "run.html"

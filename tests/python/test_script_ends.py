@@ -1,10 +1,12 @@
 """How Python scripts end if their output is closed or full, if the user interrupts them, or if a path is no file."""
+import errno
 import os
 import signal
 import subprocess
 import sys
 import unittest
 
+from llmfp8.support import replacement
 from tests.support.folder import FolderTest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -35,6 +37,12 @@ class ScriptEnds(FolderTest):
         with open("/dev/full", "w", encoding="utf-8") as full:
             done = self.run_script(*EXPORT, "--to", "csv", LOG, "--out", "-", stdout=full)
         self.assertEqual((done.returncode, done.stderr), (7, "error: No space left on device\n"))
+
+        done = self.run_script(*EXPORT, "--to", "csv", LOG, "--out", "/dev/full")
+        self.assertEqual((done.returncode, done.stderr), (7, "error: /dev/full: No space left on device\n"))
+        with self.assertRaises(OSError) as raised, replacement(self.folder / "run.html"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.assertEqual(raised.exception.filename, str(self.folder / "run.html"))
 
     def test_an_interrupt_ends_with_130(self):
         os.mkfifo(self.folder / "started")

@@ -11,8 +11,10 @@ const AXES = { step: "step", tokens: "tokens", hours: "hours of training" };
 const PANELS = [
     ["loss", "Loss", "nats a token"], ["grad_norm", "Gradient norm", "before clipping", true],
     ["lr", "Learning rate", ""], ["grad_mul", "Clip ratio", "1: not clipped"],
+    ["z_loss", "z-loss", "with its weight"],
     ["max_logit", "Largest attention logit", "before --qk-clip acts"],
     ["expert_load", "Load of the fullest expert", "1: all experts of a layer alike"],
+    ["rank_load", "Load of the fullest rank", "of its experts, 1: all alike"],
     ["dead_experts", "Experts without a token", "of all layers"],
     ["router_entropy", "Entropy of the routers", "nats, mean of tokens and layers"],
     ["router_loss", "Losses of the routers", "with their weights"],
@@ -115,7 +117,8 @@ for (const [field, title, unit, logarithmic] of PANELS) {
             behind.push({ ...line, label: run.name + ", each step", dash: [], width: 1, faint: true });
             series.push({ ...line, y: () => run.smooth[field] });
         } else if (run.curves[field]) series.push(line);
-        for (const [field, name, dash] of [["loss", "", [1, 4]], ["loss_bf16", " in BF16", [6, 3]]])
+        for (const [field, name, dash] of [["loss", "", [1, 4]], ["loss_bf16", " in BF16", [6, 3]],
+                                           ["loss_ema", " of the EMA", [3, 3]]])
             if (loss && run.valid[field].some((value) => value !== null))
                 series.push({ label: `${run.name}, validation${name}`, colour: line.colour, dash, width: 1,
                     points: true, x: () => run.valid[axis], y: () => run.valid[field] });
