@@ -156,9 +156,11 @@ std::string plan_text(const PlannedRun& run) {
                  ll(config.part_length()),
                  config.context_parallel > 1 ? strf("; %lld ranks share each sequence of %lld tokens",
                                                     ll(config.context_parallel), ll(config.seq_length)).c_str() : "");
-    text += strf("tokens            %.0f per step, %s, %.4g in all\n", figures.tokens,
-                 count_text(config.train_iters, "step").c_str(), figures.tokens * real(config.train_iters));
-    text += communication_text(config, plan.collectives, plan.ranks, plan.buckets)
+    text += strf("tokens            %.0f per step", figures.tokens);
+    if (config.train_iters > 0)
+        text += strf(", %s, %.4g in all", count_text(config.train_iters, "step").c_str(),
+                     figures.tokens * real(config.train_iters));
+    text += "\n" + communication_text(config, plan.collectives, plan.ranks, plan.buckets)
             + fp8_speedup_text(config, run.table, run.device) + time_text(figures);
     const int64_t bytes = plan.host.checkpoint_bytes, count = planned_checkpoints(config);
     text += strf("checkpoint        %lld bytes, %.3f GiB on disk", ll(bytes), gib(bytes));

@@ -101,7 +101,8 @@ bool is_short(const std::string& word) {
 void require_text(const OptionRow& row, const std::string& word) {
     const std::string name = row.name;
     if (!row.value.any_text || !word.empty() || name == "log-file") return;
-    REQUIRE(name != "prompt", "--%s '': an empty prompt; give one, or leave the option out", row.name);
+    REQUIRE(name != "prompt", "--%s '': an empty prompt; give one; without the option "
+            "samples of a run begin with nothing, and generate needs one", row.name);
     FAIL(kExitBadInput, "--%s '' is empty: leave it out, or set the shell variable that should be there", row.name);
 }
 
@@ -118,7 +119,7 @@ public:
                 require_value();
                 take_option(word, i + 1 < argc && argv[i + 1][0] != '-' ? argv[i + 1] : "");
             } else {
-                if (current_.empty()) fail_unexpected_word(word);
+                if (current_.empty()) fail_unexpected_word(word, before_);
                 REQUIRE(word != "=", "--%s =: write --%s VALUE or --%s=VALUE", current_.c_str(), current_.c_str(),
                         current_.c_str());
                 take_value(word);
@@ -160,6 +161,7 @@ private:
     void take_value(const std::string& value) {
         const OptionRow* row = find_option(current_);
         needs_value_ = false;
+        before_ = row;
         if (row) {
             require_text(*row, value);
             add_setting(line_.settings, *row, {row->value.parse(value), "--" + current_}, notes_);
@@ -176,6 +178,7 @@ private:
     CommandLine line_;
     std::string current_;        // the option that takes the next word; "" if none does
     bool needs_value_ = false;   // it has no value yet
+    const OptionRow* before_ = nullptr;   // the option that took the last word
 };
 
 // ---- JSON file ----

@@ -162,6 +162,9 @@ void fail_unknown_option(const std::string& option, const std::string& name, con
     if (row)
         FAIL(kExitBadInput, "unknown option %s (%s): %s", option.c_str(), row->trainer.c_str(),
              foreign_text(*row, value.empty() && !row->values.empty() ? wanted : value).c_str());
+    const OptionRow* negated = name.starts_with("no-") ? find_option(name.substr(3)) : nullptr;
+    REQUIRE(!negated || !negated->value.flag, "unknown option %s: write --%s=false", option.c_str(),
+            name.substr(3).c_str());
     REQUIRE(near.empty(), "unknown option %s: did you mean --%s?", option.c_str(), near.c_str());
     FAIL(kExitBadInput, "unknown option %s: --help-all lists all; scripts/import_config translates scripts and files of"
          " other trainers", option.c_str());
@@ -176,6 +179,8 @@ void fail_unknown_key(const std::string& file, const std::string& given, const s
     if (row)
         FAIL(kExitBadInput, "%s: unknown option \"%s\" (%s): %s; %s", file.c_str(), key.c_str(), row->trainer.c_str(),
              foreign_text(*row, word).c_str(), translate.c_str());
+    REQUIRE(!value.is_object() || !find_option(name), "%s: \"%s\" has a plain value here, not an object; %s",
+            file.c_str(), key.c_str(), translate.c_str());
     REQUIRE(near.empty() || value.is_object(), "%s: unknown option \"%s\": did you mean \"%s\"?", file.c_str(),
             key.c_str(), near.c_str());
     FAIL(kExitBadInput, "%s: unknown option \"%s\": --help-all lists all; %s", file.c_str(), key.c_str(),

@@ -53,6 +53,8 @@ std::string number_hint(const OptionRow& row, const std::string& word) {
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), x);
     if (error != std::errc() || end == word.data()) return "";
     const std::string rest(end, word.data() + word.size());
+    if (rest.empty() && word.find_first_not_of("0123456789") == std::string::npos && x > 9e18)
+        return strf("the largest integer is %lld", ll(INT64_MAX));
     const std::string unit = rest.size() == 1 ? "kmgbt" : "";
     const size_t place = unit.find(static_cast<char>(std::tolower(static_cast<unsigned char>(rest[0]))));
     if (place < unit.size()) {
@@ -84,8 +86,11 @@ std::string value_error(const OptionRow& row, const std::string& where, const Js
                 hint.empty() ? "" : ("; " + hint).c_str());
 }
 
-void fail_unexpected_word(const std::string& given) {
+void fail_unexpected_word(const std::string& given, const OptionRow* before) {
     const std::string word = shortened(given);
+    if (before && std::string(before->value.type) == "tuple")
+        FAIL(kExitBadInput, "unexpected word \"%s\": the values of --%s are one word, in quotes: %s", word.c_str(),
+             before->name, before->value.metavar.c_str());
     const std::string name = dashes(word.substr(0, word.find('=')));
     if (name.size() < word.size() && find_option(name))
         FAIL(kExitBadInput, "unexpected word \"%s\": write --%s%s", word.c_str(), name.c_str(),

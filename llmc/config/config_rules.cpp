@@ -138,9 +138,9 @@ void expert_rules(const Config& c, int ranks, Rules& rules) {
     const std::string option = strf("--expert-parallel %lld", ll(parts));
     rules.require(std::has_single_bit(static_cast<uint64_t>(parts)) && c.shape.num_experts % parts == 0,
                   strf("%s must be 2, 4 or 8 and divide --num-experts %lld", option.c_str(), ll(c.shape.num_experts)));
-    rules.require(ranks % parts == 0 && c.zero_group % parts == 0,
-                  strf("%s must divide the number of ranks, %d, and --zero-group %lld", option.c_str(), ranks,
-                       ll(c.zero_group)));
+    rules.require(ranks % parts == 0, strf("%s must divide the number of ranks, %d", option.c_str(), ranks));
+    rules.require(c.zero_group % parts == 0,
+                  strf("%s must divide --zero-group %lld", option.c_str(), ll(c.zero_group)));
     rules.require(c.moe_capacity == 0 || c.moe_capacity >= 1,
                   strf("--moe-capacity %s is below 1, the rows of a balanced load",
                        number_text(c.moe_capacity).c_str()));

@@ -115,7 +115,7 @@ bool has_word(const std::string& words, const std::string& word);
 // The error about a value that `set` refuses; it says what was probably meant.
 std::string value_error(const OptionRow& row, const std::string& where, const Json& value);
 // Raises the error of a word without an option (exit 2).
-[[noreturn]] void fail_unexpected_word(const std::string& word);
+[[noreturn]] void fail_unexpected_word(const std::string& word, const OptionRow* before = nullptr);
 // Suggests the nearest multiples of micro_batch_size x ranks: "4 or 6 would be one, or take --micro-batch-size 1".
 std::string batch_hint(int64_t sequences, int64_t micro_batch_size, int ranks);
 

@@ -101,7 +101,8 @@ TEST_CASE("config: values of the wrong kind or out of range are named") {
     CHECK(contains(refusal("gpt2", {"--num-layers=2.0"}), "an integer"));
     CHECK(contains(refusal("gpt2", {"--num-layers=2", "--sliding-window=8,8,0"}), "3 windows for --num-layers 2"));
     CHECK(parse("gpt2", joined(base("train-iters"), {"--train-iters=2e3", "--seed=1e6"})).config.train_iters == 2000);
-    CHECK(contains(refusal("gpt2", {"--seed=9223372036854775808"}), "an integer >= 0"));
+    CHECK(contains(refusal("gpt2", {"--seed=9223372036854775808"}),
+                   "an integer >= 0; the largest integer is 9223372036854775807"));
     CHECK(contains(refusal("gpt2", {"--train-data="}), "--train-data"));
 }
 
@@ -113,9 +114,14 @@ TEST_CASE("config: the error of an unknown name suggests the nearest one") {
     CHECK(contains(refusal("gpt2", {"--model", "llama-tiny"}), "train_llama"));
     CHECK(contains(refusal("gpt2", {"word"}), "unexpected word \"word\""));
     CHECK(contains(refusal("gpt2", {"--qk-layernorm", "false"}), "unexpected word \"false\""));
+    CHECK(contains(refusal("gpt2", {"--rampup-batch-size", "2", "2", "8"}),
+                   "\"2\": the values of --rampup-batch-size are one word, in quotes: \"START INC SAMPLES\""));
+    CHECK(contains(refusal("gpt2", {"--no-qk-layernorm"}), "--no-qk-layernorm: write --qk-layernorm=false"));
     CHECK(contains(refusal("gpt2", {"--dry-run", "--lr"}), "--lr needs a value"));
     CHECK(contains(refusal("gpt2", {"--lr", "--dry-run"}), "--lr needs a value"));
     CHECK(contains(refusal("gpt2", {"--train-data", "--dry-run"}), "--train-data needs a value"));
+    TempFile nested("{\"lr\": {\"peak\": 1e-3}}");
+    CHECK(contains(refusal("gpt2", {"--config", nested.path}), "\"lr\" has a plain value here, not an object"));
     TempFile file("{\"grad_dtyp\": \"fp32\"}");
     CHECK(contains(refusal("gpt2", {"--config", file.path}), "\"grad_dtyp\": did you mean \"grad-dtype\"?"));
 }

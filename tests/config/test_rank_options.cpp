@@ -126,6 +126,8 @@ TEST_CASE("rank options: what ranks cannot share, and what experts and switches 
          "must be a multiple of --micro-batch-size 1 x 2 (4 ranks / --context-parallel 2)"},
         {3, joined(experts, {"--expert-parallel", "3"}), "--expert-parallel 3 must be 2, 4 or 8 and divide --num-e"},
         {2, joined(experts, {"--expert-parallel", "4"}), "--expert-parallel 4 must divide the number of ranks, 2"},
+        {4, joined(experts, {"--expert-parallel", "4", "--zero-group", "2"}),
+         "--expert-parallel 4 must divide --zero-group 2"},
         {2, joined(experts, {"--expert-parallel", "2", "--moe-capacity", "0.5"}), "--moe-capacity 0.5 is below 1"},
         {2, joined(experts, {"--expert-parallel", "2", "--optimizer", "muon", "--muon-beta2", "0.9"}),
          "leave out --zero-group"},

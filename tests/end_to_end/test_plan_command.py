@@ -34,6 +34,9 @@ class PlanTest(TrainTest):
         text = said("plan", *options, "--gpu", "H100 NVL")
         self.assertEqual(text, said(*options, "--dry-run", "--gpu", "H100 NVL"))
         self.assertIn("SCALED, not measured", text)
+        self.assertIn("\ntokens            65536 per step\n", text)   # no length is given
+        self.assertIn("\ntokens            65536 per step, 3 steps, 1.966e+05 in all\n",
+                      said("plan", *options, "--train-iters", "3"))
         plan = json.loads(said("plan", *options, "--json"))
         self.assertEqual((plan["type"], plan["gpu"]["name"], plan["ranks"]), ("plan", "H200", 8))
 
