@@ -101,8 +101,7 @@ bool is_short(const std::string& word) {
 void require_text(const OptionRow& row, const std::string& word) {
     const std::string name = row.name;
     if (!row.value.any_text || !word.empty() || name == "log-file") return;
-    REQUIRE(name != "prompt", "--%s '': an empty prompt; give one; without the option "
-            "samples of a run begin with nothing, and generate needs one", row.name);
+    REQUIRE(name != "prompt", "--%s '': an empty prompt; give one, or (in a run) leave the option out", row.name);
     FAIL(kExitBadInput, "--%s '' is empty: leave it out, or set the shell variable that should be there", row.name);
 }
 
@@ -159,26 +158,24 @@ private:
     }
 
     void take_value(const std::string& value) {
-        const OptionRow* row = find_option(current_);
+        const OptionRow* row = before_ = find_option(current_);
         needs_value_ = false;
-        before_ = row;
         if (row) {
             require_text(*row, value);
             add_setting(line_.settings, *row, {row->value.parse(value), "--" + current_}, notes_);
             if (row->value.list) return;
-        } else if (current_ == "config") {
-            line_.files.push_back(value);
         } else {
-            line_.commands.insert(current_);
+            if (current_ == "config") line_.files.push_back(value);
+            else line_.commands.insert(current_);
         }
         current_.clear();
     }
 
     Notes* notes_;
     CommandLine line_;
-    std::string current_;        // the option that takes the next word; "" if none does
-    bool needs_value_ = false;   // it has no value yet
-    const OptionRow* before_ = nullptr;   // the option that took the last word
+    std::string current_;                 // the option that takes the next word; "" if none does
+    bool needs_value_ = false;            // it has no value yet
+    const OptionRow* before_ = nullptr;   // that took the last word
 };
 
 // ---- JSON file ----

@@ -119,10 +119,11 @@ def _flavor(run):
     if preset and finding:
         run.set("model", preset, finding)
         if name == "llama3":
-            finding.fact = "newer versions of torchtitan scale rope as llama3.1-8B and llama3.1-70B do, older ones do not"
+            finding.fact = ("newer versions of torchtitan scale rope as llama3.1-8B and llama3.1-70B do, older ones do "
+                            "not")
     for setting in filter(None, (named, finding) if not preset else ()):
-        setting.decide(CANNOT, "no preset has this name and flavor: set num-layers, hidden-size and the like, or --load "
-                       "DIR")
+        setting.decide(CANNOT, "no preset has this name and flavor: set num-layers, hidden-size and the like, or "
+                       "--load DIR")
 
 
 def finish_llamafactory(run):

@@ -12,8 +12,9 @@ COLUMNS = 128       # of a heat map
 MOST_MARKS = 300    # events in the table
 # Curves: panel -> fields of the step record.
 CURVES = ("loss", "lr", "grad_norm", "grad_mul", "z_loss", "max_logit", "expert_load", "rank_load", "dead_experts",
-          "router_entropy", "router_loss", "step_seconds", "tokens_per_second", "mfu", "exposed_comm_seconds", "power_w", "sm_clock_mhz",
-          "gpu_temperature_c", "gpu_utilization", "gpu_memory_gib", "memory_gib", "joules_per_token")
+          "router_entropy", "router_loss", "step_seconds", "tokens_per_second", "mfu", "exposed_comm_seconds",
+          "power_w", "sm_clock_mhz", "gpu_temperature_c", "gpu_utilization", "gpu_memory_gib", "memory_gib",
+          "joules_per_token")
 SMOOTHED = ("loss", "grad_norm")   # shown as moving means over a SPAN-th of the steps, with the values behind them
 SPAN = 40
 MIN_GAP_SPAN = 21
