@@ -165,8 +165,8 @@ def find_sources(inputs, kind="auto"):
         elif name.startswith("hf:"):
             sources.append(Source("dataset", name[3:], True))
         else:
-            raise InputError(f"{name}: no such file or folder; a Hugging Face dataset is written "
-                             f"hf:OWNER/NAME, {' or '.join(ALIASES)}")
+            raise InputError(f"{name}: no such file or folder; a Hugging Face dataset is hf:OWNER/NAME, or one of "
+                             f"{', '.join(ALIASES)}")
     return sources
 
 

@@ -203,6 +203,8 @@ TOOLS = [
     ("scripts/export_log --to xml ck --out -", 2, "invalid choice: 'xml'", "'csv'"),
     ("scripts/generate", 2, "the following arguments are required: MODEL"),
     ("scripts/generate ck --tokenizer bytes", 2, "the following arguments are required: PROMPT"),
+    ("scripts/generate nowhere x", 2, "nowhere: there is no such folder"),
+    ("scripts/generate ck x", 2, "ck: has no tokenizer.json; pass --tokenizer (bytes, gpt2 or a tokenizer.json)"),
     ("scripts/import_config", 2, "the following arguments are required: FILE"),
 ]
 

@@ -268,7 +268,8 @@ class Tokenizer:
     def test_bad_input_is_refused(self):
         good = self.file("good.txt", "text\n")
         bytes_of = ["--tokenizer", "bytes"]
-        self.refused(["nowhere.txt: no such file", "hf:OWNER/NAME"], *bytes_of, "nowhere.txt")
+        self.refused(["nowhere.txt: no such file", "hf:OWNER/NAME, or one of openwebtext, "],
+                     *bytes_of, "nowhere.txt")
         self.refused(["b.txt: this is not text (byte 1 is zero)"], *bytes_of, self.file("b.txt", b"a\0b"))
         self.refused(["bad.jsonl: line 2: not JSON"], *bytes_of, self.file("bad.jsonl", '{"text": "a"}\n{"te'))
         self.refused(["deep.jsonl: line 1: not JSON: it is nested too deep"], *bytes_of,
