@@ -34,7 +34,9 @@ class Train(TrainTest):
     def test_fp8_that_did_not_run_ends_with_3(self):
         options = ["--train-iters", "2", "--fp8-recipe", "tensorwise"]
         out = self.run_train(LLAMA, *options).stdout
-        self.assertIn("FP8 matmuls ran in the first step", out)
+        self.assertRegex(out, r"FP8 matmuls ran in the first step \(.*\), as planned\n")
+        done = self.run_train(LLAMA, "--train-iters", "1", *self.FP8["int8-forward"])
+        self.assertIn("), as planned; those of the forward pass among them are in INT8\n", done.stdout)
         self.assertRegex(out, r"first step done after [\d.]+ s: launch .*, data .*, weights .*, step [\d.]+\n")
         done = self.run_train(LLAMA, *options, faults="bf16@1.down", expect=3)
         self.assertIn("ran 42 FP8 matmuls, the plan has 48", done.stderr)

@@ -75,8 +75,9 @@ std::string Fp8Monitor::after_first_step(const Ctx& ctx, const Fp8Plan& plan, in
         FAIL(kExitFp8NotEffective, "%s was requested and is not effective: the %s (%s) ran %s, the plan has %lld",
              precision, step.c_str(), batches.c_str(), count_text(executed, "FP8 matmul").c_str(), (long long)planned);
     }
-    return strf("%s ran in the %s (%s), as planned", count_text(executed, "FP8 matmul").c_str(), step.c_str(),
-                batches.c_str());
+    const bool int8 = plan.on() && config_.fp8_recipe == Fp8Recipe::kInt8Forward;
+    return strf("%s ran in the %s (%s), as planned%s", count_text(executed, "FP8 matmul").c_str(), step.c_str(),
+                batches.c_str(), int8 ? "; those of the forward pass among them are in INT8" : "");
 }
 
 void Fp8Monitor::gather(Comm& comm, const Fp8State& state, const StagedStep& staged) const {
