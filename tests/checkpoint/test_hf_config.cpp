@@ -197,13 +197,15 @@ TEST_CASE("config.json: unsupported models are refused by the field's name") {
     Json dots = json_of("dots1");
     dots.erase("sliding_window");   // 4096
     dots.erase("layer_types");
-    Json gemma2 = json_of("gemma2"), gemma3 = json_of("gemma3"), alone = longrope;   // as files may leave fields out
+    Json gemma2 = json_of("gemma2"), gemma3 = json_of("gemma3"), alone = longrope, olmo3 = json_of("olmo3");
+    for (const char* name : {"rope_theta", "rope_parameters", "rope_scaling"}) olmo3.erase(name);
     for (Json* json : {&gemma2, &gemma3}) json->erase("layer_types");
     alone.erase("original_max_position_embeddings");
     const std::vector<Case> cases = {
         {gemma2, "/sliding_window_pattern", 3}, {gemma3, "/_sliding_window_pattern", 3},
         {gemma3, "/sliding_window_pattern", 0}, {gemma3, "/rope_parameters", {{"rope_type", "default"}}},
-        {alone, "/rope_parameters/original_max_position_embeddings", 12},
+        {alone, "/rope_parameters/original_max_position_embeddings", 12}, {olmo3, "/rope_theta", 1e4},
+        {olmo3, "/rope_parameters", {{"rope_type", "default"}}}, {olmo3, "/rope_scaling", {{"rope_theta", 1e4}}},
         {dots, "/max_window_layers", 1}, {llama, "/model_type", "gemma"}, {llama, "/model_type", "qwen2_moe"},
         {llama, "/model_type", kRemove}, {llama, "/hidden_act", "gelu"}, {llama, "/attention_bias", "yes"},
         {llama, "/use_sliding_window", true}, {mistral, "/use_sliding_window", true}, {mistral, "/sliding_window", 0},
@@ -416,7 +418,8 @@ TEST_CASE("config.json: rope by type of layers, there and back") {
                 const Json object = Json::parse(json.dump());
                 const HfFields fields(object, "x");
                 ModelConfig read = c;
-                read.rope_scaling = {}, read.rotary_base = 1, read.local_rotary_base = 0;
+                read.rope_scaling = {}, read.local_rotary_base = 0;
+                if (local_base > 0) read.rotary_base = 1;   // of the class; OLMo-3 needs dictionaries for another one
                 read_rope(fields, read, local_base);
                 CHECK(read == c);
             }

@@ -7,6 +7,8 @@ namespace {
 
 constexpr double kMostFactor = 1e6, kMostMscale = 1e3;
 constexpr const char* kOriginal = "original_max_position_embeddings";
+constexpr const char* kNeedsTypes = "versions of transformers read it differently: rope_parameters with a dictionary "
+                                    "for each type of layers is needed";
 
 // Returns the factor of cosines and sines, 0 for the default. DeepSeek's models give it by mscale and mscale_all_dim,
 // which multiply ln(factor).
@@ -183,19 +185,29 @@ void read_rope_dictionary(const HfFields& f, const char* name, ModelConfig& c) {
 }
 
 void read_rope(const HfFields& f, ModelConfig& c, double local_base) {
+    const double usual = c.rotary_base;
     read_rotary_dim(f, c);
     f.ignore({kOriginal});   // without scaling it has no effect
     c.rotary_base = f.positive_or("rope_theta", c.rotary_base, kMostBase);
     if (f.has("rope_scaling")) read_rope_dictionary(f, "rope_scaling", c);
     if (local_base > 0) c.local_rotary_base = f.positive_or("rope_local_base_freq", local_base, kMostBase);
-    if (local_base == kBaseOfOthers) c.local_rotary_base = c.rotary_base;
+    const bool by_type = f.has("rope_parameters") && f.object["rope_parameters"].contains("full_attention");
+    if (local_base == kBaseOfOthers) {
+        c.local_rotary_base = c.rotary_base;
+        // transformers 5 leaves layers with a window at the usual base.
+        if (!by_type && c.rotary_base != usual)
+            f.refuse(f.has("rope_theta") ? "rope_theta" : "rope_scaling", kNeedsTypes);
+    }
     if (!f.has("rope_parameters")) return;
     const RopeScaling scaling = c.rope_scaling;
     const double base = c.rotary_base;
-    // Of Gemma-3 transformers ignores one dictionary for all layers; 5.0 writes that of OLMo-3.
-    if (local_base > 0 || (local_base != 0 && f.object["rope_parameters"].contains("full_attention")))
+    if (local_base != 0) {
+        // One for all layers is that of all layers in 5.0, and ignored by later versions.
+        if (!by_type) f.refuse("rope_parameters", kNeedsTypes);
         read_rope_by_type(f, c);
-    else read_rope_dictionary(f, "rope_parameters", c);
+    } else {
+        read_rope_dictionary(f, "rope_parameters", c);
+    }
     if (f.has("rope_theta") && c.rotary_base != base) f.refuse("rope_theta", "rope_parameters says otherwise");
     if (!f.has("rope_scaling")) return;
     const bool two = f.object["rope_scaling"].contains("rope_theta");
