@@ -73,7 +73,7 @@ inline ParsedConfig parsed(const std::string& family, const Part& part, const st
 inline bool is_legal(const std::string& family, const Part& part, const std::string& data) {
     try {
         const Config config = parsed(family, part, data).config;
-        fp8_plan_of(config, make_param_table(config.shape));
+        fp8_plan_of(config, expert_part(make_param_table(config), config.expert_parallel, 0));
         const bool bytes = is_bytes("", config.shape.vocab_size);
         if (config.sample_every > 0) read_prompt(config, bytes, config.seq_length, "--seq-length");
         return true;

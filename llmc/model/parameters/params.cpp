@@ -243,8 +243,8 @@ ParamTable expert_part(const ParamTable& whole, int64_t parts, int64_t part) {
         }
         p.stacked.resize(p.stacked.size() / static_cast<size_t>(parts));
         REQUIRE(!p.scales || p.elems() % kScaleBlock == 0, "--moment-dtype fp8 with --expert-parallel %lld: %lld "
-                "elements of %s on a rank are no multiple of %lld, the elements of a scale", ll(parts), ll(p.elems()),
-                p.name.c_str(), ll(kScaleBlock));
+                "elements of %s on a rank are no multiple of %lld, the elements of a scale; use --moment-dtype bf16",
+                ll(parts), ll(p.elems()), p.name.c_str(), ll(kScaleBlock));
     }
     return table;
 }
