@@ -272,9 +272,9 @@ std::set<std::string> add_saved(const SavedOptions& saved, Settings& settings) {
     return added;
 }
 
-// With --load, or of a checkpoint that is resumed, and without --model the shape comes from the directory, whose fields
-// may have no option. Scaling of rope and the base in layers with a window, most of whose parameters have none, always
-// come from there, and so does the deviation of the initial weights, which is theirs.
+// Without --model the shape comes from the directory of --load, or from the checkpoint that is resumed, since some of
+// its fields have no option. Scaling of rope, the base in layers with a window and the deviation of the initial weights
+// always come from there.
 void take_shape(const Settings& settings, const Machine& machine, const std::string& checkpoint, bool other_model,
                 Config& config) {
     if (!machine.read_shape) return;
@@ -294,7 +294,7 @@ void take_shape(const Settings& settings, const Machine& machine, const std::str
     }
 }
 
-// Merges the user's values over the defaults, without checking rules between options. other_model: they have --model.
+// Merges values over the defaults, without checking rules between options. other_model: the user gives --model.
 Config resolve(const Settings& settings, const ModelPreset& preset, const Machine& machine,
                const std::string& checkpoint = "", bool other_model = false) {
     Config config = defaults_of(preset);

@@ -114,7 +114,7 @@ const std::vector<ForeignRow>& foreign_rows();
 bool has_word(const std::string& words, const std::string& word);
 // The error about a value that `set` refuses; it says what was probably meant.
 std::string value_error(const OptionRow& row, const std::string& where, const Json& value);
-// Raises the error of a word without an option (exit 2).
+// Raises the error of a word without an option (exit 2). before: the option that took the word before it, if any.
 [[noreturn]] void fail_unexpected_word(const std::string& word, const OptionRow* before = nullptr);
 // Suggests the nearest multiples of micro_batch_size x ranks: "4 or 6 would be one, or take --micro-batch-size 1".
 std::string batch_hint(int64_t sequences, int64_t micro_batch_size, int ranks);
